@@ -1,0 +1,5 @@
+"""``python -m flashnext``."""
+
+from flashnext.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Bench: proof that it is faster and not worse."""

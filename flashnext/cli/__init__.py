@@ -1,0 +1,80 @@
+"""The command line. Each verb lives in its own module and is imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from flashnext import __version__
+from flashnext.console import show_error
+from flashnext.errors import FlashnextError
+
+# verb -> (module with `app`, help line). The help line stands here so that `--help` imports no verb.
+VERBS: dict[str, tuple[str, str]] = {
+    "build": ("flashnext.cli.build", "Fetch, patch and compile the pinned llama.cpp."),
+    "patch": (
+        "flashnext.cli.patch",
+        "Work on the native features.",
+    ),
+    "model": ("flashnext.cli.model", "Inspect model files and write synthetic ones."),
+    "profile": ("flashnext.cli.profile", "List, show and check profiles."),
+    "serve": ("flashnext.cli.serve", "Serve a model by a profile."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """Lists verbs from VERBS and imports a verb's module when it is used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        if name not in VERBS:
+            return None
+        module, text = VERBS[name]
+        if getattr(ctx, "resilient_parsing", False) or "--help" in sys.argv[1:2]:
+            return TyperCommand(name, help=text)
+        command = typer.main.get_command(importlib.import_module(module).app)
+        command.name = name
+        return command
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Build, serve and measure Qwen3.8-Flash-Next on a home box.",
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"flashnext {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print it and exit."
+    ),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point: every known failure becomes its message and its exit code."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        app()
+    except FlashnextError as error:
+        show_error(error, as_json="--json" in sys.argv)
+        raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -1,0 +1,5 @@
+"""Placeholder until its stage lands."""
+
+import typer
+
+app = typer.Typer()

@@ -1,0 +1,1 @@
+"""Model files: read headers, inspect, synthesise."""

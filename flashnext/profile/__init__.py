@@ -1,0 +1,1 @@
+"""Profiles: closed, strict YAML that becomes argv and environment."""

@@ -1,0 +1,1 @@
+"""Serve: one supervisor, its children and what it says about them."""
