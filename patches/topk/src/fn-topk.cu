@@ -44,9 +44,12 @@ static __device__ __forceinline__ uint32_t fn_topk_digit_mask(const uint32_t lev
     return level == 2 ? 0x3Fu : 0x1FFFu;
 }
 
-// larger float <=> larger key; -0 counts as +0
+// Larger float <=> larger key; -0 counts as +0. Integers only: the tree's fast math flushes denormals in comparisons.
 static __device__ __forceinline__ uint32_t fn_topk_key(const float x) {
-    const uint32_t bits = __float_as_uint(x == 0.0f ? 0.0f : x);
+    uint32_t bits = __float_as_uint(x);
+    if ((bits & 0x7FFFFFFFu) == 0) {
+        bits = 0;
+    }
     return bits ^ ((uint32_t) ((int32_t) bits >> 31) | 0x80000000u);
 }
 
@@ -349,6 +352,8 @@ static __global__ void __launch_bounds__(FN_TOPK_BLOCK) fn_topk_split(const floa
                 atomicAdd(&row_hist[(size_t) level * FN_TOPK_BINS + i], hist[i]);
             }
         }
+    } else if (launch < FN_TOPK_LEVELS) {
+        return; // the key was known early: the ordered scan is the business of the last two launches
     } else if (launch == FN_TOPK_LEVELS) {
         int n_eq = 0;
         fn_topk_each(row, begin, end, vec, [&](const float * x, const int, const int n) {
