@@ -1,6 +1,6 @@
 """Installed builds: their record (build.json), listing, choosing one, and checking its files.
 
-A build is a folder ``<builds>/<key>/`` with ``bin/`` and ``build.json``. It appears by one rename and is never
+A build is a folder ``<builds>/<key>/`` with ``bin/`` and ``build.json``. It appears by one rename and is not
 changed afterwards, so whatever is listed here was finished. `flashnext build` writes them, `flashnext serve`
 reads them.
 """

@@ -103,7 +103,7 @@ def presets_text(settings: Mapping[str, str]) -> str:
 
 
 def features_text(features: Sequence[Feature], patches: Path) -> str:
-    """The calls for cmake/flashnext.cmake, in the order of the series, with absolute paths below ``patches``."""
+    """The calls for cmake/flashnext.cmake, in the order of the series; absolute paths below ``patches``."""
     lines = ["# Written by `flashnext build` from patches/*/feature.toml."]
     for feature in features:
         folder = patches / feature.id
@@ -133,7 +133,7 @@ def _quoted(text: str) -> str:
 
 
 def tool_environment(work: Workspace) -> dict[str, str]:
-    """What cmake, ninja and the compilers see: an allowlist, ccache's sharing, and no foreign git repository."""
+    """What the tools see: an allowlist, ccache's sharing between folders, no foreign git repository."""
     root = str(work.root.resolve())
     return proc.environment(
         {

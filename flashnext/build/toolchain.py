@@ -30,7 +30,7 @@ from flashnext.probe.toolchain import HostCompiler, Nvcc, Tool, Version, version
 BACKENDS = ("auto", "cpu", "cuda")
 # The two RTX 3090 of the profile that is measured: built for where no device can be asked.
 DEFAULT_ARCH = "86"
-# The pinned tree compiles some of its CUDA code only from this toolkit on (launch attributes, sm_89 and sm_90).
+# From this toolkit on all CUDA code of the pinned tree compiles (launch attributes, sm_89 and sm_90).
 MIN_NVCC: Version = (11, 8)
 # cmake/flashnext.cmake uses deferred calls (3.19); the package's requirement is what is tried.
 MIN_CMAKE: Version = (3, 28)
@@ -39,7 +39,7 @@ MIN_NINJA: Version = (1, 11)
 DISK_BYTES = {"cpu": 1 << 30, "cuda": 4 << 30}
 # nvcc keeps every intermediate file of a translation unit, per job.
 TEMP_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
-# Newest host compiler per toolkit, for a toolkit without its header crt/host_config.h (source: NVIDIA's tables).
+# Newest gcc per toolkit, for one without its header crt/host_config.h (source: NVIDIA's installation guide).
 _NEWEST_GCC: tuple[tuple[Version, int], ...] = (
     ((13, 0), 15),
     ((12, 8), 14),
@@ -79,7 +79,7 @@ class Tools:
 
 
 def parse_archs(text: str) -> tuple[str, ...]:
-    """``"86,90a-real"`` as a tuple. Raises CudaArchInvalidError for `native`, `all` and everything unclear."""
+    """``"86,90a-real"`` as a tuple. Raises CudaArchInvalidError for `native`, `all` and what is unclear."""
     parts = [part.strip() for part in re.split(r"[,;\s]+", text.strip()) if part.strip()]
     bad = []
     for part in parts:
@@ -252,7 +252,7 @@ def _check_cublas(found: Toolchain, nvcc: Nvcc) -> Iterator[ToolchainError]:
         yield CublasMissingError(
             f"the CUDA toolkit is there, but not its cuBLAS: {' and '.join(missing)} missing",
             context=[f"used {nvcc.path}", *(f"looked in {p}" for p in nvcc.library_dirs()[:3])],
-            hint=f"install the package {package} (NVIDIA's repository) or libcublas-dev (Debian's own toolkit)",
+            hint=f"install the package {package} (NVIDIA's repository) or libcublas-dev (Debian's own)",
         )
 
 
@@ -268,7 +268,7 @@ def _check_cuda_host(found: Toolchain, nvcc: Nvcc) -> Iterator[ToolchainError]:
         yield HostCompilerTooNewError(
             f"{name} {version_text(compiler.version)} is too new for nvcc {version_text(nvcc.version)}",
             context=[f"used {compiler.cxx} and {nvcc.path}", f"this nvcc accepts {name} up to {limit}"],
-            hint=f"install {name}-{limit} and build with CUDAHOSTCXX={name}-{limit}, or take a newer CUDA toolkit",
+            hint=f"install {name}-{limit} and set CUDAHOSTCXX={name}-{limit}, or take a newer CUDA toolkit",
         )
 
 

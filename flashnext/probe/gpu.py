@@ -16,7 +16,7 @@ _TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class CudaDevice:
-    """One device. ``compute_capability`` is (8, 6) for an RTX 3090; None where the driver is too old to say."""
+    """One device. ``compute_capability`` is (8, 6) for an RTX 3090, None where the driver does not say."""
 
     index: int
     uuid: str

@@ -68,7 +68,7 @@ def named_compiler(variable: str) -> str | None:
 
 
 def probe_host_compiler(names: Sequence[str] = ()) -> tuple[HostCompiler | None, list[str]]:
-    """The first of ``names`` that works (by default: what CXX names, else c++, g++, clang++); and what failed."""
+    """The first of ``names`` (default: CXX, else c++, g++, clang++) that works; and what was tried and failed."""
     named = named_compiler("CXX")
     tried: list[str] = []
     for name in names or ([named] if named else ["c++", "g++", "clang++"]):
@@ -160,7 +160,7 @@ class Cublas:
 
 
 def probe_nvcc(default_root: Path | None = None) -> list[Nvcc]:
-    """Every nvcc in the order of preference: CUDACXX alone when it is set; else PATH, then the default folder.
+    """Every nvcc by preference: CUDACXX alone when it is set; else PATH, then the default folder.
 
     With CUDACXX set to something that is no program the one entry has a failure.
     """
