@@ -105,7 +105,7 @@ def _run(argv: Sequence[str], work: Workspace, lock: WorkLock, env: Mapping[str,
         lock.note_session(child.pid)
         run = _follow(child, log)
     except BaseException:
-        # ninja passes the signal on to its compilers (they have groups of their own) and removes what they wrote
+        # ninja passes the signal on to its compilers (in groups of their own) and removes what they wrote
         proc.stop(child, term_s=_STOP_S)
         work.compiling.unlink(missing_ok=True)
         raise

@@ -1,8 +1,8 @@
 """The work folder of one configuration: its lock, its synced sources, and recovery from a killed run.
 
-Layout of ``<work>/<configuration key>/``: ``staged`` (patched source as it should be), ``tree`` (the same, as it
-is compiled), ``patches`` and ``cmake`` (our own source), ``build`` (objects, bin), ``log``, ``presets.cmake``,
-``features.cmake``, ``command.txt``. Everything here can be deleted at any time.
+Layout of ``<work>/<configuration key>/``: ``staged`` (patched source as it should be), ``tree`` (the same, as
+it is compiled), ``patches`` and ``cmake`` (our own source), ``build`` (objects, bin), ``log``,
+``presets.cmake``, ``features.cmake``, ``command.txt``. Everything here can be deleted at any time.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def sync(source: Mapping[str, Path], into: Path) -> int:
     """Make a folder hold exactly these files (name -> where its content is); returns how many were written.
 
     Only files whose content or mode differs are rewritten, with the time of now: ninja then rebuilds what
-    depends on them, whatever times the originals carry (a wheel's files are years old). Extra files are removed.
+    depends on them, whatever times the originals carry (a wheel's files are years old). Extra files go.
     """
     into.mkdir(parents=True, exist_ok=True)
     for folder, folders, files in os.walk(into, topdown=False):

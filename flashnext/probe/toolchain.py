@@ -68,7 +68,7 @@ def named_compiler(variable: str) -> str | None:
 
 
 def probe_host_compiler(names: Sequence[str] = ()) -> tuple[HostCompiler | None, list[str]]:
-    """The first of ``names`` (default: CXX, else c++, g++, clang++) that works; and what was tried and failed."""
+    """The first of ``names`` (default: CXX, else c++, g++, clang++) that works; and what failed before it."""
     named = named_compiler("CXX")
     tried: list[str] = []
     for name in names or ([named] if named else ["c++", "g++", "clang++"]):
