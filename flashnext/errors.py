@@ -130,6 +130,16 @@ class LockedError(FlashnextError):
 # --- model files -----------------------------------------------------------------------------------------
 
 
+class ModelWriteError(HostError):
+    id = "model-write-failed"
+    hint = "choose a folder you may write to with `--out`"
+
+
+class ModelDiskFullError(ModelWriteError):
+    id = "model-no-space"
+    hint = "free some space, choose another folder with `--out`, or write fewer layers"
+
+
 # --- profiles --------------------------------------------------------------------------------------------
 
 
