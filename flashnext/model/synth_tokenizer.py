@@ -7,12 +7,15 @@ from typing import NamedTuple
 from flashnext.model.gguf_format import ValueType
 from flashnext.model.synth_shape import Metadata
 
-_NORMAL, _CONTROL, _UNUSED = 1, 3, 5
+_NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
 # At least one merge: a loader wants the key, and an empty array cannot carry an element type.
-_MERGES = ("t h", "th e", "i n", "e r", "a n", "o n")
+_MERGES = ("t h", "th e", "i n", "e r")
+# One token each, as in the real vocabulary: a test can make a random model call a tool by biasing the first.
+_CALL_START, _CALL_STOP = "<tool_call>", "</tool_call>"
 _END_OF_TEXT, _START, _END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
-# ChatML with tools in the <tool_call> form, which llama-server recognises from the template's text.
+# ChatML with tools in the <tool_call> form; llama-server works it out from the template. No line feed follows
+# the mark: the mark alone then starts the server's grammar, and a biased first token leads to a valid call.
 CHAT_TEMPLATE = """\
 {%- if tools %}
 {{- '<|im_start|>system\\n' }}
@@ -20,7 +23,7 @@ CHAT_TEMPLATE = """\
 {{- '# Tools\\n\\nYou may call one or more functions.\\n\\n<tools>' }}
 {%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
 {{- '\\n</tools>\\n\\nFor each call return a json object within <tool_call></tool_call> tags:\\n' }}
-{{- '<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call><|im_end|>\\n' }}
+{{- '<tool_call>{"name": <function-name>, "arguments": <args-json-object>}</tool_call><|im_end|>\\n' }}
 {%- elif messages[0].role == 'system' %}
 {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
 {%- endif %}
@@ -32,9 +35,9 @@ CHAT_TEMPLATE = """\
 {%- if message.content %}{{- '\\n' + message.content }}{%- endif %}
 {%- for tool_call in message.tool_calls %}
 {%- if tool_call.function %}{%- set tool_call = tool_call.function %}{%- endif %}
-{{- '\\n<tool_call>\\n{"name": "' + tool_call.name + '", "arguments": ' }}
+{{- '\\n<tool_call>{"name": "' + tool_call.name + '", "arguments": ' }}
 {{- tool_call.arguments | tojson }}
-{{- '}\\n</tool_call>' }}
+{{- '}</tool_call>' }}
 {%- endfor %}
 {{- '<|im_end|>\\n' }}
 {%- elif message.role == 'tool' %}
@@ -54,6 +57,7 @@ class Tokenizer(NamedTuple):
     types: list[int]
     end_of_text: int
     end_of_turn: int
+    tool_call: int
     printable: frozenset[int]  # ids whose text is printable ASCII or a line feed
 
 
@@ -69,13 +73,13 @@ def tokenizer(size: int | None = None) -> Tokenizer:
     tokens = [*byte_letters(), *(merge.replace(" ", "") for merge in _MERGES)]
     printable = frozenset([0x0A, *range(0x20, 0x7F), *range(256, len(tokens))])
     types = [_NORMAL] * len(tokens)
-    tokens += [_END_OF_TEXT, _START, _END]
-    types += [_CONTROL] * 3
+    tokens += [_CALL_START, _CALL_STOP, _END_OF_TEXT, _START, _END]
+    types += [_USER] * 2 + [_CONTROL] * 3
     end_of_text, end_of_turn = len(tokens) - 3, len(tokens) - 1
     padding = max(0, (size or 0) - len(tokens))
     tokens += [f"[PAD{len(tokens) + i}]" for i in range(padding)]
     types += [_UNUSED] * padding
-    return Tokenizer(tokens, types, end_of_text, end_of_turn, printable)
+    return Tokenizer(tokens, types, end_of_text, end_of_turn, tokens.index(_CALL_START), printable)
 
 
 def tokenizer_metadata(vocabulary: Tokenizer) -> Metadata:
