@@ -396,6 +396,16 @@ class BuildDamagedError(BuildError):
 # --- model files -----------------------------------------------------------------------------------------
 
 
+class ModelWriteError(HostError):
+    id = "model-write-failed"
+    hint = "choose a folder you may write to with `--out`"
+
+
+class ModelDiskFullError(ModelWriteError):
+    id = "model-no-space"
+    hint = "free some space, choose another folder with `--out`, or write fewer layers"
+
+
 # --- profiles --------------------------------------------------------------------------------------------
 
 
