@@ -432,7 +432,7 @@ class ProfileFlagsError(ProfileError):
     """The built server does not know a flag that the profile's command line uses."""
 
     id = "profile-flags"
-    hint = "build again with `flashnext build`: the installed server is not the one this package was written for"
+    hint = "build again with `flashnext build`: the installed server is of another version"
 
 
 # --- host and serving ------------------------------------------------------------------------------------
@@ -457,6 +457,13 @@ class BuildUnfitError(HostError):
     hint = "run `flashnext build` (without `--without` and `--vanilla`), then serve again"
 
 
+class ModelFilesError(ModelError):
+    """Files of a profile that are missing, partial, or not the ones it names."""
+
+    id = "model-files"
+    hint = "fetch the files named above completely; serving never downloads"
+
+
 class StrayConfigError(HostError):
     id = "stray-config"
     hint = "move the file away: llama-server reads it whatever the command line says"
@@ -464,7 +471,7 @@ class StrayConfigError(HostError):
 
 class LeftoverError(HostError):
     id = "leftover-processes"
-    hint = "end them with `kill -9 PID`; a process that does not go is stuck in its driver and needs a restart"
+    hint = "end them with `kill -9 PID`; one that does not go is stuck in its driver"
 
 
 class PortInUseError(LockedError):
@@ -496,7 +503,7 @@ class ServerDiedError(ServerError):
 
 class DeviceLostError(ServerError):
     id = "device-lost"
-    hint = "switch the machine off at the power supply for ten seconds: a card that fell off the bus stays away"
+    hint = "switch the machine off at the power supply for ten seconds: the card does not come back else"
 
 
 class InsaneTextError(ServerError):

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 import psutil
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from flashnext import paths
 from flashnext.artefacts import Artefact
@@ -67,7 +67,7 @@ class Service(Artefact):
     argv: tuple[str, ...] = ()
     deviations: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    counters: dict[str, int | float] = {}
+    counters: dict[str, int | float] = Field(default_factory=dict)
     devices: tuple[dict[str, int | str], ...] = ()
     last_lines: tuple[str, ...] = ()
     log: str = ""
@@ -146,7 +146,8 @@ class PortLock:
             holder = os.read(handle, 32).decode("ascii", "replace").strip() or "unknown"
             os.close(handle)
             raise AlreadyServingError(
-                f"port {self.port} is served by another flashnext", context=[f"pid {holder}", f"lock {self.path}"]
+                f"port {self.port} is served by another flashnext",
+                context=[f"pid {holder}", f"lock {self.path}"],
             ) from None
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)

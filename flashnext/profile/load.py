@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -62,7 +63,7 @@ def find(name: str) -> Path:
 
 
 def load(name: str) -> Loaded:
-    """Load a profile by name or path. Raises ProfileInvalidError or ProfileNotQualifiedError with every reason."""
+    """Load by name or path. Raises ProfileInvalidError or ProfileNotQualifiedError with every reason."""
     file = find(name)
     try:
         raw = file.read_bytes()
@@ -100,6 +101,12 @@ def check(raw: bytes, file: Path) -> Checked:
     return Checked(Loaded(profile, file, doc.lines, tuple(deviations)), ())
 
 
+@cache
+def adapter(key: str) -> TypeAdapter[Any]:
+    """The validator of one field of a profile, constraints included."""
+    return TypeAdapter(get_type_hints(Profile, include_extras=True)[key])
+
+
 def _sections(doc: Document, problems: list[Problem]) -> dict[str, Any]:
     """Validate field by field, so that one broken section does not hide what is wrong with another."""
     assert doc.data is not None
@@ -115,13 +122,8 @@ def _sections(doc: Document, problems: list[Problem]) -> dict[str, Any]:
             else:
                 result[key] = info.get_default()
             continue
-        adapter: TypeAdapter[Any] = TypeAdapter(info.annotation)
-        if info.metadata:
-            from typing import Annotated
-
-            adapter = TypeAdapter(Annotated[(info.annotation, *info.metadata)])
         try:
-            result[key] = adapter.validate_python(data[key], strict=True)
+            result[key] = adapter(key).validate_python(data[key], strict=True)
         except ValidationError as error:
             problems += _translated(error, key, doc)
     return result
@@ -198,5 +200,11 @@ def _unknown(key: str, model: type[BaseModel] | None) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value) if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+    text = (
+        repr(value)
+        if isinstance(value, str)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )
     return text if len(text) <= 60 else text[:57] + "..."

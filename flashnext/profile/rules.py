@@ -45,7 +45,9 @@ TABLE_RULE = r"per_layer_token_embd\.weight"
 
 # The configuration whose numbers are published and were reproduced; see the README, "The 2x3090 profile".
 QUALIFIED: tuple[Requirement, ...] = (
-    Requirement(("context", "micro_batch"), 512, "decode graphs and the cache's admission were measured with it"),
+    Requirement(
+        ("context", "micro_batch"), 512, "decode graphs and the cache's admission were measured with it"
+    ),
     Requirement(("context", "batch"), 4096, "it bounds the prompt's larger micro-batch and the checkpoints"),
     Requirement(
         ("context", "size"),
@@ -134,7 +136,9 @@ def _context(s: Sections) -> Iterator[Finding]:
     if context is None:
         return
     if context.micro_batch > context.batch:
-        text = f"{context.micro_batch} is above context.batch ({context.batch}); llama.cpp would cut it silently"
+        text = (
+            f"{context.micro_batch} is above context.batch ({context.batch}); llama.cpp would cut it silently"
+        )
         yield ("context", "micro_batch"), text
     if context.size % 256:
         up = (context.size + 255) // 256 * 256
@@ -212,7 +216,10 @@ def _server(s: Sections) -> Iterator[Finding]:
     except ValueError:
         local = server.host == "localhost"
         if not local:
-            yield ("server", "host"), f"{server.host!r} is no IP address; names other than localhost are refused"
+            yield (
+                ("server", "host"),
+                f"{server.host!r} is no IP address; names other than localhost are refused",
+            )
             return
     if not local and server.api_key_file is None:
         yield ("server", "host"), "reachable from other machines, so server.api_key_file is required"

@@ -40,7 +40,9 @@ class ModelSection(Section):
 class DevicesSection(Section):
     """Where layers, KV cache and workspace live."""
 
-    kind: Literal["virtual", "cuda"] = Field(description="virtual: processes of ours on loopback; cuda: GPUs.")
+    kind: Literal["virtual", "cuda"] = Field(
+        description="virtual: processes of ours on loopback; cuda: GPUs."
+    )
     count: Annotated[int, Field(ge=1, le=16)]
     memory_mib: Annotated[int, Field(ge=64)] | None = Field(
         None, description="virtual: memory limit of each device."
@@ -171,14 +173,14 @@ class Profile(Section):
     devices: DevicesSection
     context: ContextSection
     server: ServerSection
-    attention: AttentionSection = AttentionSection()  # type: ignore[call-arg]
+    attention: AttentionSection = AttentionSection()
     placement: tuple[PlacementRule, ...] = ()
-    load: LoadSection = LoadSection()  # type: ignore[call-arg]
-    numa: NumaSection = NumaSection()  # type: ignore[call-arg]
+    load: LoadSection = LoadSection()
+    numa: NumaSection = NumaSection()
     expert_cache: ExpertCacheSection | None = None
     mtp: MtpSection | None = None
     phase_prefill: PhasePrefillSection | None = None
-    life: LifeSection = LifeSection()  # type: ignore[call-arg]
+    life: LifeSection = LifeSection()
 
 
 def json_schema() -> dict[str, Any]:

@@ -123,7 +123,7 @@ class _Loader(yaml.SafeLoader):
             raise _StopReadingError
         self.depth += 1
         try:
-            return super().compose_node(parent, index)  # type: ignore[no-any-return,no-untyped-call]
+            return super().compose_node(parent, index)
         finally:
             self.depth -= 1
 
@@ -131,7 +131,7 @@ class _Loader(yaml.SafeLoader):
 def _compose(text: str, doc: Document, *, tabs: bool) -> yaml.Node | None:
     try:
         loader = _Loader(text, doc)
-        return loader.get_single_node()  # type: ignore[no-any-return,no-untyped-call]
+        return loader.get_single_node()
     except _StopReadingError:
         return None
     except yaml.MarkedYAMLError as error:
@@ -142,7 +142,9 @@ def _compose(text: str, doc: Document, *, tabs: bool) -> yaml.Node | None:
         return None
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
-        doc.problems.append(Problem(line, "", f"a character that YAML does not allow (#x{error.character:04x})"))
+        doc.problems.append(
+            Problem(line, "", f"a character that YAML does not allow (#x{error.character:04x})")
+        )
         return None
     except (ValueError, OverflowError) as error:
         # PyYAML converts escapes and %YAML directives with plain int(); what overflows there ends here
@@ -163,6 +165,7 @@ def _value(node: yaml.Node, path: Path, doc: Document) -> Any:
             doc.lines[(*path, index)] = _line(item)
             items.append(_value(item, (*path, index), doc))
         return tuple(items)
+    assert isinstance(node, yaml.ScalarNode)
     return _scalar(node, path, doc)
 
 
@@ -184,13 +187,15 @@ def _entries(node: yaml.MappingNode, path: Path, doc: Document) -> Iterator[tupl
         line = _line(key)
         if not isinstance(key, yaml.ScalarNode) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", key.value):
             shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
-            why = "merge keys are not supported: write the values out" if shown == "<<" else "no name for a key"
+            why = (
+                "merge keys are not supported: write the values out" if shown == "<<" else "no name for a key"
+            )
             doc.problems.append(Problem(line, dotted(path), f"{str(shown)[:40]!r}: {why}"))
             continue
         yield key.value, value, line
 
 
-def _scalar(node: yaml.Node, path: Path, doc: Document) -> Any:
+def _scalar(node: yaml.ScalarNode, path: Path, doc: Document) -> Any:
     text = str(node.value)
     if node.style is not None:
         return text
@@ -210,7 +215,9 @@ def _scalar(node: yaml.Node, path: Path, doc: Document) -> Any:
     if _DECIMAL.fullmatch(text):
         return float(text)
     if _NUMBERLIKE.fullmatch(text):
-        return refuse(f"`{text}` is read as different numbers by different readers: plain decimal digits only")
+        return refuse(
+            f"`{text}` is read as different numbers by different readers: plain decimal digits only"
+        )
     return text
 
 

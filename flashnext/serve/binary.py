@@ -28,7 +28,8 @@ def choose(loaded: Loaded, series: str) -> builds.Build:
     if found is not None:
         return found
     others = [
-        f"installed: {b.key[:12]}  backend {b.backend}, series {b.series_hash[:12]}" for b in builds.list_builds()
+        f"installed: {b.key[:12]}  backend {b.backend}, series {b.series_hash[:12]}"
+        for b in builds.list_builds()
     ]
     backend = "" if virtual else " --backend cuda"
     raise NoBuildError(
@@ -38,7 +39,9 @@ def choose(loaded: Loaded, series: str) -> builds.Build:
     )
 
 
-def problems(loaded: Loaded, build: builds.Build, series: str, env: dict[str, str]) -> Iterator[FlashnextError]:
+def problems(
+    loaded: Loaded, build: builds.Build, series: str, env: dict[str, str]
+) -> Iterator[FlashnextError]:
     """What is wrong with a build for this profile: stamp, series, features, programs, damaged files."""
     unfit = _stamp_problems(build.bin / SERVER, series, env)
     for feature, path in command.features(loaded.profile).items():

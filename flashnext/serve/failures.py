@@ -46,8 +46,8 @@ _PATTERNS: tuple[tuple[str, Action, str, re.Pattern[str]], ...] = tuple(
             "vram",
             Action.RESTART,
             "device memory ran out",
-            r"CUDA error: out of memory|cudaMalloc failed: out of memory|cublas.{0,80}CUBLAS_STATUS_ALLOC_FAILED"
-            r"|CUBLAS_STATUS_NOT_INITIALIZED|an unsupported value or parameter was passed to the function"
+            r"CUDA error: out of memory|cudaMalloc failed: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+            r"|CUBLAS_STATUS_NOT_INITIALIZED|an unsupported value or parameter was passed"
             r"|failed to allocate \S+ buffer of size|CUDA_ERROR_OUT_OF_MEMORY",
         ),
         ("gpu-fault", Action.RESTART, "a CUDA call failed", r"CUDA error[: ]|illegal memory access"),
@@ -79,7 +79,8 @@ _PATTERNS: tuple[tuple[str, Action, str, re.Pattern[str]], ...] = tuple(
             "argument",
             Action.GIVE_UP,
             "llama-server rejects its command line",
-            r"^error: (invalid|unknown|unrecognized) argument|argument has been removed|error while handling argument",
+            r"^error: (invalid|unknown|unrecognized) argument|argument has been removed"
+            r"|error while handling argument",
         ),
         (
             "parse-failure",

@@ -34,7 +34,9 @@ def devices(loaded: Loaded) -> Iterator[FlashnextError]:
     facts = probe_gpus()
     place = loaded.place(("devices", "kind"))
     if not facts.devices:
-        yield HostNotQualifiedError("no CUDA device", context=[f"{place} asks for {want.count}", str(facts.failure)])
+        yield HostNotQualifiedError(
+            "no CUDA device", context=[f"{place} asks for {want.count}", str(facts.failure)]
+        )
         return
     reasons = []
     if len(facts.devices) != want.count:
@@ -53,7 +55,9 @@ def devices(loaded: Loaded) -> Iterator[FlashnextError]:
         held = used.get(device.index)
         if want.used_mib_max is not None and held is not None and held > want.used_mib_max:
             line = loaded.place(("devices", "used_mib_max"))
-            reasons.append(f"{line}: {held} MiB of {label} are in use already, allowed are {want.used_mib_max}")
+            reasons.append(
+                f"{line}: {held} MiB of {label} are in use already, allowed are {want.used_mib_max}"
+            )
     if reasons:
         yield HostNotQualifiedError("the CUDA devices are not the profile's", context=reasons)
 
@@ -64,7 +68,9 @@ def _used_mib() -> dict[int, int]:
         return {}
     line = [smi, "--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]
     done = run(line, env=environment(), timeout_s=30.0)
-    pairs = [tuple(cell.strip() for cell in row.split(",")) for row in done.out.splitlines()] if done.ok else []
+    pairs = (
+        [tuple(cell.strip() for cell in row.split(",")) for row in done.out.splitlines()] if done.ok else []
+    )
     return {int(p[0]): int(p[1]) for p in pairs if len(p) == 2 and all(cell.isdigit() for cell in p)}
 
 

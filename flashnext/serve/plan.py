@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from flashnext.proc import environment
 from flashnext.profile import command
 from flashnext.profile.load import Loaded
-from flashnext.proc import environment
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Plan:
             return []
         count = self.loaded.profile.devices.count
         return [
-            command.vgpu_argv(self.loaded.profile, self.vgpu, index, self.vgpu_threads) for index in range(count)
+            command.vgpu_argv(self.loaded.profile, self.vgpu, index, self.vgpu_threads)
+            for index in range(count)
         ]
 
     def server_line(self, endpoints: tuple[str, ...]) -> list[str]:

@@ -70,7 +70,7 @@ Answer = Healthy | CheckPassed | CheckFailed | Slots | Silent
 
 
 class Prober:
-    """One thread per launch of the server. ``stop`` returns at once; late answers are the caller's to drop."""
+    """One thread per launch of the server. ``stop`` returns at once; late answers are the caller's."""
 
     def __init__(
         self,
@@ -162,7 +162,9 @@ def judge(name: str, reply: Reply) -> CheckPassed | CheckFailed:
     """What one completion says about the server."""
     data = reply.data
     if reply.status != 200 or not isinstance(data, dict):
-        return CheckFailed(name, f"a completion was answered with {reply.status}: {reply.text[:200]}", insane=False)
+        return CheckFailed(
+            name, f"a completion was answered with {reply.status}: {reply.text[:200]}", insane=False
+        )
     tokens = data.get("tokens")
     tokens = [t for t in tokens if isinstance(t, int)] if isinstance(tokens, list) else []
     why = sanity.degenerate(str(data.get("content", "")), tokens)

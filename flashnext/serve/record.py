@@ -71,7 +71,12 @@ class Recorder:
 
     def activity(self, slots: Slots) -> None:
         """What the server is doing now: reading the prompt at n of m, or writing."""
-        now = {"busy": int(slots.busy), "read": slots.read, "to_read": slots.to_read, "written": slots.written}
+        now = {
+            "busy": int(slots.busy),
+            "read": slots.read,
+            "to_read": slots.to_read,
+            "written": slots.written,
+        }
         if any(self.service.counters.get(name) != value for name, value in now.items()):
             self._later({**self.service.counters, **now})
         elif self._dirty and time.monotonic() - self._written >= _EVERY_S:

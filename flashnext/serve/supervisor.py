@@ -352,5 +352,3 @@ class Supervisor:
     def _children_changed(self) -> None:
         children = [c for c in (self._server, *self._vgpus) if c is not None]
         self._record.update(children=tuple(c.record for c in children))
-
-
