@@ -138,6 +138,21 @@ class NoShellTreeError(UsageError):
     hint = "make one with `flashnext patch shell ID`, edit it, then refresh"
 
 
+class ShellTreeOutdatedError(UsageError):
+    id = "shell-tree-outdated"
+    hint = "`flashnext patch shell ID --fresh` makes a new one; edits in the old one are lost"
+
+
+class NothingToWriteError(UsageError):
+    id = "nothing-to-write"
+    hint = "edit the vendored files in the folder named above first"
+
+
+class SamePinError(UsageError):
+    id = "same-pin"
+    hint = "`--to` wants a pin file of another version; the present one is vendor/pin.toml"
+
+
 class CacheLockedError(LockedError):
     id = "cache-locked"
     hint = "another flashnext holds this cache folder: wait for it, or stop it"

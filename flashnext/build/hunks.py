@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 from flashnext.errors import HooksInvalidError
@@ -52,10 +53,15 @@ class Hunk:
     def after(self) -> list[str]:
         return [line[1:] for line in self.lines if line[0] != "-"]
 
-    def longest_context(self) -> int:
-        """The longest run of context at either end (inner context may be up to twice as long)."""
+    def end_context(self) -> int:
+        """The longer run of context at the ends."""
         kinds = "".join(line[0] for line in self.lines)
         return max(len(kinds) - len(kinds.lstrip(" ")), len(kinds) - len(kinds.rstrip(" ")))
+
+    def inner_context(self) -> int:
+        """The longest run of context lines anywhere (git joins hunks, so it may be twice the ends')."""
+        runs = [len(list(run)) for kind, run in groupby(self.lines, key=lambda line: line[0]) if kind == " "]
+        return max(runs, default=0)
 
 
 @dataclass(frozen=True)
@@ -129,7 +135,7 @@ def read_hooks(file: Path) -> HooksPatch:
     headers, body = _read_mail(reader)
     edits: dict[str, FileEdit] = {}
     while (line := reader.peek()) is not None:
-        if line == "-- ":
+        if line.rstrip() == "--":  # format-patch ends with its version
             break
         if not line.startswith("diff --git "):
             raise reader.fail(f"expected `diff --git`, found {line[:60]!r}")

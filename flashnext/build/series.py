@@ -26,7 +26,8 @@ FEATURE_FILE = "feature.toml"
 HOOKS_FILE = "hooks.patch"
 SERIES_FILE = "series"
 DEFAULT_HOOK_BUDGET = 40
-Id = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=40)]
+ID_FORM = r"^[a-z0-9]+(-[a-z0-9]+)*$"
+Id = Annotated[str, StringConstraints(pattern=ID_FORM, max_length=40)]
 Line = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, pattern=r"^[^\n]+$")]
 
 
@@ -140,7 +141,7 @@ def read_series(patches: Path) -> list[str]:
         name = line.split("#", 1)[0].strip()
         if not name:
             continue
-        if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+        if not re.fullmatch(ID_FORM, name):
             problems.append(f"{path}:{number}: {name!r} is no feature id (lower case, digits, single dashes)")
         elif name in ids:
             problems.append(f"{path}:{number}: {name} is listed already in line {ids[name]}")

@@ -11,7 +11,7 @@ import hashlib
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flashnext.build import hunks, tree
@@ -27,6 +27,14 @@ def patched_files(pristine: Path, features: Sequence[Feature]) -> dict[str, byte
     The pristine tree is only read. Raises HunkFailedError (feature, file, hunk) where a hook does not fit,
     HooksInvalidError for a patch that is no plain edit, PatchNotVerifiedError where git did something else.
     """
+    touched: dict[str, bytes] = {}
+    for _, edited in apply_each(pristine, features):
+        touched |= edited
+    return touched
+
+
+def apply_each(pristine: Path, features: Sequence[Feature]) -> Iterator[tuple[Feature, dict[str, bytes]]]:
+    """:func:`patched_files` by step: each feature with hooks, and the files it edits as it leaves them."""
     with tempfile.TemporaryDirectory(prefix="flashnext-apply-") as folder:
         scratch = Scratch.create(Path(folder) / "git", Path(folder) / "work")
         touched: dict[str, bytes] = {}
@@ -37,8 +45,9 @@ def patched_files(pristine: Path, features: Sequence[Feature]) -> dict[str, byte
             for edit in patch.edits:
                 if edit.path not in touched:
                     touched[edit.path] = _bring(pristine, scratch.work, feature, edit)
-            touched |= _apply(scratch, feature, patch, touched)
-        return touched
+            edited = _apply(scratch, feature, patch, touched)
+            touched |= edited
+            yield feature, edited
 
 
 def _bring(pristine: Path, work: Path, feature: Feature, edit: hunks.FileEdit) -> bytes:
