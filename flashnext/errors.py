@@ -411,6 +411,18 @@ class BuildDamagedError(BuildError):
 # --- model files -----------------------------------------------------------------------------------------
 
 
+class ModelHeaderError(ModelError):
+    id = "model-header-broken"
+    hint = "fetch the file again and compare its size and SHA-256 with those of its source"
+
+
+class ModelProblemsError(ModelError):
+    """A model file with one or more problems; the context lists them all."""
+
+    id = "model-problems"
+    hint = "see `flashnext model inspect PATH` for all of them with their hints"
+
+
 class ModelWriteError(HostError):
     id = "model-write-failed"
     hint = "choose a folder you may write to with `--out`"
