@@ -436,4 +436,105 @@ class ModelDiskFullError(ModelWriteError):
 # --- profiles --------------------------------------------------------------------------------------------
 
 
+class ProfileNotFoundError(ProfileError):
+    id = "profile-not-found"
+    hint = "see `flashnext profile list`, or give the path of a .yaml file"
+
+
+class ProfileInvalidError(ProfileError):
+    """Problems of form, of single values, or between values: all of them at once, each with file and line."""
+
+    id = "profile-invalid"
+    hint = "mend the lines named above; `flashnext profile schema` describes every key"
+
+
+class ProfileNotQualifiedError(ProfileError):
+    """A profile that calls itself qualified and deviates from the qualified set."""
+
+    id = "profile-not-qualified"
+    hint = "restore the values named above, or copy the profile and set `kind: experimental` in the copy"
+
+
+class ProfileFlagsError(ProfileError):
+    """The built server does not know a flag that the profile's command line uses."""
+
+    id = "profile-flags"
+    hint = "build again with `flashnext build`: the installed server is of another version"
+
+
 # --- host and serving ------------------------------------------------------------------------------------
+
+
+class HostNotQualifiedError(HostError):
+    """Devices, driver, build or limits of this machine do not meet the profile: all reasons at once."""
+
+    id = "host-not-qualified"
+    hint = "mend what is named above, or serve another profile (`flashnext profile list`)"
+
+
+class NoBuildError(HostError):
+    id = "no-build"
+    hint = "run `flashnext build`"
+
+
+class BuildUnfitError(HostError):
+    """An installed build that is not ours, is of another series, or lacks a feature the profile uses."""
+
+    id = "build-unfit"
+    hint = "run `flashnext build` (without `--without` and `--vanilla`), then serve again"
+
+
+class ModelFilesError(ModelError):
+    """Files of a profile that are missing, partial, or not the ones it names."""
+
+    id = "model-files"
+    hint = "fetch the files named above completely; serving never downloads"
+
+
+class StrayConfigError(HostError):
+    id = "stray-config"
+    hint = "move the file away: llama-server reads it whatever the command line says"
+
+
+class LeftoverError(HostError):
+    id = "leftover-processes"
+    hint = "end them with `kill -9 PID`; one that does not go is stuck in its driver"
+
+
+class PortInUseError(LockedError):
+    id = "port-in-use"
+    hint = "stop that process, or choose another port with `--port N` (0 finds a free one)"
+
+
+class AlreadyServingError(LockedError):
+    id = "already-serving"
+    hint = "see `flashnext status`; end it with `flashnext stop`, or choose another port with `--port N`"
+
+
+class NotServingError(UsageError):
+    id = "not-serving"
+    hint = "start one with `flashnext serve --profile demo`"
+
+
+class ServerStartError(ServerError):
+    """llama-server or a virtual GPU ended, or did not come up, before it was ready. Never retried."""
+
+    id = "server-start-failed"
+
+
+class ServerDiedError(ServerError):
+    """llama-server ended after it had been ready, and the restarts that are allowed are used up."""
+
+    id = "server-died"
+
+
+class DeviceLostError(ServerError):
+    id = "device-lost"
+    hint = "switch the machine off at the power supply for ten seconds: the card does not come back else"
+
+
+class InsaneTextError(ServerError):
+    """The server answers, but with degenerate text."""
+
+    id = "insane-text"
+    hint = "keep the log, and compare with `flashnext serve --profile demo`; see the README, when it refuses"
