@@ -127,7 +127,7 @@ def build(request: Request) -> Result:
                 plan.work, plan.features, plan.series_hash, vanilla=request.vanilla, tests=request.tests
             ),
         }
-        if cmake.configure(plan.work, tools, settings):
+        if cmake.configure(plan.work, lock, tools, settings):
             console.say(f"configured in {plan.work.build}")
         log = plan.work.log / "compile.log"
         plan.work.tested.unlink(missing_ok=True)
