@@ -252,7 +252,12 @@ if (FLASHNEXT_FEATURES_FILE)
     # upstream's warnings and sanitizers for our executables as well
     cmake_language(DEFER CALL llama_add_compile_flags)
     if (GGML_CUDA AND FLASHNEXT_TESTS)
-        cmake_language(DEFER CALL enable_language CUDA)
+        # CUDA tests are targets of this directory, and a language cannot be enabled in a deferred call. Enabled before
+        # upstream does it, without architectures, it would choose CMake's instead of upstream's.
+        if (NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+            message(FATAL_ERROR "flashnext: FLASHNEXT_TESTS with GGML_CUDA needs CMAKE_CUDA_ARCHITECTURES")
+        endif()
+        enable_language(CUDA)
     endif()
     cmake_language(DEFER CALL include "${FLASHNEXT_FEATURES_FILE}")
 endif()
