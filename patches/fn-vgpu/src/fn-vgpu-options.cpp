@@ -199,7 +199,7 @@ static std::string fn_vgpu_options_set(fn_vgpu_options & options, const std::str
 
 bool fn_vgpu_options_parse(int argc, const char * const * argv, fn_vgpu_options & options, std::string & error) {
     for (int i = 1; i < argc; i++) {
-        std::string key   = argv[i];
+        std::string key = argv[i];
         std::string value;
         if (key == "--help") {
             options.help = true;
