@@ -17,7 +17,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(host, "_MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(host, "_CGROUP_SELF", tmp_path / "cgroup")
     monkeypatch.setattr(host, "_CGROUP_ROOT", tmp_path / "fs")
-    monkeypatch.setattr(host, "cores", lambda: 16)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
     return tmp_path
 
 
@@ -70,6 +70,15 @@ def test_the_tightest_cgroup_above_this_process_counts(machine: Path) -> None:
     facts = host.probe_host()
     assert facts.cgroup_limit_bytes == 8 * GIB
     assert facts.available_bytes == 4 * GIB
+
+
+def test_a_containers_cpu_quota_counts_as_cores(machine: Path) -> None:
+    memory(machine, 24 * 1024 * 1024)
+    machine.joinpath("cgroup").write_text("0::/user.slice/box\n")
+    cgroup(machine, "user.slice/box", cpu__max="max 100000")
+    assert host.probe_host().cores == 16
+    cgroup(machine, "user.slice", cpu__max="250000 100000")
+    assert host.probe_host().cores == 3
 
 
 def test_cgroup_v1_without_a_limit(machine: Path) -> None:
