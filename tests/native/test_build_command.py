@@ -49,12 +49,20 @@ def built(native_build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     pipeline.build(REQUEST)
 
 
-def remove_outputs(objects: Path, chance: random.Random) -> None:
-    """Remove a few objects and one library or program, so that the next build has something to do."""
-    small = [p for p in sorted(objects.rglob("*.o")) if p.stat().st_size < 400_000]
-    linked = [p for p in sorted((objects / "bin").iterdir()) if not p.is_symlink()]
-    for path in (*chance.sample(small, 4), chance.choice(linked)):
-        path.unlink()
+class Outputs:
+    """The finished objects, libraries and programs of a work folder, to remove a few before an attempt."""
+
+    def __init__(self, objects: Path, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.small = [p for p in sorted(objects.rglob("*.o")) if p.stat().st_size < 400_000]
+        self.linked = [p for p in sorted((objects / "bin").iterdir()) if not p.is_symlink()]
+
+    def remove(self) -> None:
+        """Some objects and a library or program; fewer where the last attempt has not brought them back."""
+        for files, most in ((self.small, 6), (self.linked, 3)):
+            there = [p for p in files if p.exists()]
+            for path in self.chance.sample(there, max(0, most - len(files) + len(there))):
+                path.unlink()
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -130,7 +138,7 @@ def test_a_source_that_does_not_compile_leaves_the_previous_build(
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_compilers_and_the_build_resumes(built: Build, native_build: Any) -> None:
-    remove_outputs(native_build.objects, random.Random(1))
+    Outputs(native_build.objects, seed=1).remove()
     child = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     root = native_build.objects.parent
     assert proc.wait_until((root / ".compiling").exists, timeout_s=60)
@@ -152,23 +160,24 @@ def test_killed_at_random_points_it_always_resumes(built: Build, native_build: A
     """
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
-    chance = random.Random(seed)
-    remove_outputs(native_build.objects, chance)
+    outputs = Outputs(native_build.objects, seed)
+    outputs.remove()
     whole = pipeline.build(REQUEST)
     assert whole.build.binaries == built.binaries
     killed_in_ninja = 0
     for _ in range(KILLS):
         shutil.rmtree(paths.builds_dir(), ignore_errors=True)
-        remove_outputs(native_build.objects, chance)
+        outputs.remove()
         child = subprocess.Popen(
             COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        time.sleep(chance.uniform(0.1, 1.2 * whole.elapsed_s))
+        time.sleep(outputs.chance.uniform(0.1, 1.2 * whole.elapsed_s))
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         killed_in_ninja += (native_build.objects.parent / ".compiling").exists()
         for found in store.verify([]):
             assert (found.key, found.binaries) == (built.key, built.binaries)
+    print(f"{killed_in_ninja} of {KILLS} while compilers ran")
     assert killed_in_ninja > 0, "no kill hit the compilers: the test has tried nothing"
     shutil.rmtree(paths.builds_dir(), ignore_errors=True)
     last = pipeline.build(REQUEST).build
