@@ -63,6 +63,8 @@ def extract_source(sdist: Path, source_dir: str, into: Path) -> int:
         with tarfile.open(sdist, "r:gz") as archive, console.progress() as bar:
             task = bar.add_task("extract", total=None)
             for member in archive:
+                if member.name.startswith("/"):  # the filter would only cut the slash off
+                    raise SdistUnsafeError("the sdist has an absolute path", context=[member.name])
                 tarfile.data_filter(member, str(into))
                 relative = _source_path(member, source_dir)
                 if relative is None:
