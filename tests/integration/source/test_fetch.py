@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import resource
 import signal
@@ -26,8 +25,13 @@ from flashnext.build import fetch, index, tree
 Check = Callable[..., Ran]
 
 
+@pytest.fixture
+def real_pip() -> None:
+    """For the tests of what pip says: its own process is asked (a third of a second each time)."""
+
+
 @pytest.fixture(autouse=True)
-def pip_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def pip_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """No pip setting and no proxy of the machine's."""
     for name in list(os.environ):
         if name.startswith("PIP_") or name.lower().endswith("_proxy"):
@@ -37,6 +41,23 @@ def pip_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PIP_TIMEOUT", "5")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(net, "_FIRST_PAUSE_S", 0.01)
+    if "real_pip" not in request.fixturenames:
+        monkeypatch.setattr(index, "ask_pip", _settings_of_the_environment)
+
+
+def _settings_of_the_environment() -> index.PipSettings:
+    return index.PipSettings(
+        index_url=os.environ["PIP_INDEX_URL"],
+        extra_index_urls=tuple(os.environ.get("PIP_EXTRA_INDEX_URL", "").split()),
+        find_links=(),
+        no_index=False,
+        cert=None,
+        client_cert=None,
+        proxy="",
+        timeout=float(os.environ["PIP_TIMEOUT"]),
+        retries=int(os.environ["PIP_RETRIES"]),
+        trusted_hosts=(),
+    )
 
 
 @pytest.fixture
@@ -68,7 +89,9 @@ def nothing_used(world: Upstream) -> None:
 
 
 @pytest.mark.parametrize("form", ["json", "html"])
-def test_fetched_once_and_verified(upstream: Upstream, server: Index, check: Check, form: str) -> None:
+def test_fetched_once_and_verified(
+    real_pip: None, upstream: Upstream, server: Index, check: Check, form: str
+) -> None:
     server.form = form
     ran = check()
     assert ran.code == 0, ran
@@ -315,7 +338,12 @@ def test_the_error_as_json(server: Index, check: Check) -> None:
 
 
 def test_pips_configuration_file_names_the_index(
-    upstream: Upstream, server: Index, check: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    real_pip: None,
+    upstream: Upstream,
+    server: Index,
+    check: Check,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     config = tmp_path / "pip.conf"
     config.write_text(f"[global]\nindex-url = {server.url}\nretries = 2\n")
@@ -327,17 +355,16 @@ def test_pips_configuration_file_names_the_index(
     assert len(server.requests("/simple/")) == 1
 
 
-def test_without_a_setting_pips_own_default_is_asked_for() -> None:
-    import os as system
-
-    for name in [n for n in system.environ if n.startswith("PIP_INDEX")]:
-        raise AssertionError(name)
+def test_without_a_setting_pips_own_default_is_asked_for(real_pip: None) -> None:
+    assert not [name for name in os.environ if name.startswith("PIP_INDEX")]
     code = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
     default = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert index.ask_pip().indexes() == [default.stdout.strip()]
 
 
-def test_the_extra_index_is_asked_too(server: Index, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_extra_index_is_asked_too(
+    real_pip: None, server: Index, check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", server.url)
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
     assert check().code == 0
@@ -350,19 +377,23 @@ def test_every_failed_place_is_named(server: Index, check: Check, monkeypatch: p
     assert "also: the index has no small_llama-1.0.tar.gz" in said
 
 
-def test_find_links_folder(upstream: Upstream, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_links_folder(
+    real_pip: None, upstream: Upstream, check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(upstream.sdist.parent))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     assert check().code == 0
 
 
-def test_no_index_and_nothing_found(check: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_index_and_nothing_found(
+    real_pip: None, check: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     refused(check(), code=5, id="index-without-file")
 
 
 def test_an_index_that_is_a_folder(
-    upstream: Upstream, check: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    real_pip: None, upstream: Upstream, check: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     mirror = tmp_path / "mirror" / "small-llama"
     mirror.mkdir(parents=True)
@@ -372,7 +403,7 @@ def test_an_index_that_is_a_folder(
 
 
 def test_user_name_and_password_of_the_index(
-    server: Index, check: Check, monkeypatch: pytest.MonkeyPatch
+    real_pip: None, server: Index, check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As pip does: also for the file, where it lies on the same host."""
     server.credentials = "me:secret"
@@ -389,7 +420,9 @@ def test_netrc(server: Index, check: Check, tmp_path: Path) -> None:
     assert check().code == 0
 
 
-def test_pips_proxy(upstream: Upstream, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pips_proxy(
+    real_pip: None, upstream: Upstream, check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An index whose name does not resolve is reached through the proxy that pip is given."""
     seen: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as proxy:
@@ -411,7 +444,7 @@ def test_pips_proxy(upstream: Upstream, check: Check, monkeypatch: pytest.Monkey
 
 
 def test_a_certificate_that_is_not_there(
-    check: Check, server: Index, monkeypatch: pytest.MonkeyPatch
+    real_pip: None, check: Check, server: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_CERT", "/nowhere/ca.pem")
     assert "/nowhere/ca.pem" in refused(check(), code=5, id="index-unreachable")
@@ -419,7 +452,7 @@ def test_a_certificate_that_is_not_there(
 
 @pytest.mark.parametrize("text", ["[global\n", "[global]\nretries = many\n"])
 def test_a_broken_pip_configuration(
-    check: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+    real_pip: None, check: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
 ) -> None:
     config = tmp_path / "pip.conf"
     config.write_text(text)
@@ -428,7 +461,7 @@ def test_a_broken_pip_configuration(
     refused(check(), code=5, id="pip-not-usable")
 
 
-def test_a_python_without_pip(tmp_path: Path) -> None:
+def test_a_python_without_pip(real_pip: None, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "ModuleNotFoundError: No module named pip" >&2\nexit 1\n')
     python.chmod(0o755)
@@ -501,6 +534,6 @@ def test_source_of_the_package_names_no_index_host() -> None:
     import flashnext
 
     for path in Path(flashnext.__file__).parent.rglob("*.py"):
-        text = io.StringIO(path.read_text()).read().lower()
+        text = path.read_text().lower()
         assert "pypi.org" not in text, path
         assert "pythonhosted" not in text, path
