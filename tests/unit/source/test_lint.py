@@ -99,6 +99,15 @@ FN = "".join(f"fn_{i}();\n" for i in range(41))
         (append("src/fn-first.cpp", "\nint helper(int x) {\n}\n"), "helper is visible to the linker"),
         (append("src/fn-first.cpp", "\nnamespace other {\n}\n"), "namespace other must start fn"),
         (
+            append("src/fn-first.cpp", 'extern "C" {\nint in_c(int x) {\n}\n}\n'),
+            "in_c is visible to the linker",
+        ),
+        (
+            append("src/fn-first.cpp", "namespace {\nint a(int x) {\n}\n}\nint after() {\n}\n"),
+            "after is visible",
+        ),
+        (append("src/fn-first.cpp", 'extern "C" int in_c(int x) {\n}\n'), "in_c is visible to the linker"),
+        (
             hooks("int core_5 = 5;\n", "int core_5 = 5;\n" + FN),
             "adds 41 lines, its budget in feature.toml is 40",
         ),
@@ -152,6 +161,8 @@ def test_symbols_that_are_fine(upstream: Upstream) -> None:
     fine = (
         "static int local(int x) {\n}\nnamespace {\nint hidden(int x) {\n}\n}  // namespace\n"
         "namespace fn_first {\nint inner() {\n}\n} // namespace fn_first\n"
+        'static const char * text = R"(\nplain words (here)\n)";\n/*\nmore words (here)\n*/\n'
+        'extern "C" {\nint fn_c(int x) {\n}\n}\n'
         "GGML_API bool fn_exported(int x) {\n}\nvoid fn_class::run(int x) {\n}\nGGML_UNUSED(x);\n"
     )
     path = upstream.patches / "first/src/fn-first.cpp"

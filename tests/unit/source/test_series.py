@@ -88,14 +88,14 @@ def test_errors_of_all_features_at_once(upstream: Upstream) -> None:
 
 
 def test_requirement_that_is_unknown_or_later(upstream: Upstream) -> None:
-    upstream.feature("first", requires=["secnd"])
+    upstream.feature("first", requires=["second2"])
     upstream.feature("other", requires=["second"])
     upstream.feature("second", requires=["other"])
     found = problems(lambda: series.load_series(upstream.patches), SeriesInvalidError)
     first = upstream.patches / "first/feature.toml"
     other = upstream.patches / "other/feature.toml"
     assert found == [
-        f"{first}:3: first requires secnd, which is not in the series; did you mean second?",
+        f"{first}:3: first requires second2, which is not in the series; did you mean second?",
         f"{other}:3: other requires second, which comes later in the series",
     ]
 
