@@ -156,9 +156,7 @@ def _symbols(feature: Feature) -> Iterator[str]:
     for path in sorted((feature.folder / "src").rglob("*")):
         if path.suffix not in _COMPILED | _HEADERS:
             continue
-        open_braces: list[
-            str
-        ] = []  # what each open brace belongs to: a namespace's name, "" unnamed, or a block
+        open_braces: list[bool] = []  # for each: is it an extern "C" block, which hides nothing
         for number, line in enumerate(_code(path.read_text(encoding="utf-8")), 1):
             space = _NAMESPACE.match(line)
             if space and space.group(1) and not space.group(1).startswith("fn"):

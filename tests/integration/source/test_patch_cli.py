@@ -151,6 +151,25 @@ def test_refresh_without_edits_changes_nothing(upstream: Upstream, patch: Patch)
     assert contents(upstream.patches) == before
 
 
+def test_refresh_keeps_a_mail_header_and_takes_a_hook_back(upstream: Upstream, patch: Patch) -> None:
+    series_of_three(upstream)
+    file = upstream.patches / "two/hooks.patch"
+    patch("shell", "two", "--print")
+    patch("refresh", "two")
+    mail = "From 0000 Mon Sep 17 00:00:00 2001\nFrom: flashnext <flashnext@localhost>\nSubject: [PATCH] two: x\n\n"
+    mail += "Why\nnot.\n---\n"
+    file.write_text(mail + "diff --git" + file.read_text().split("diff --git", 1)[1] + "-- \n2.39.5\n\n")
+    before = file.read_bytes()
+    assert json.loads(patch("refresh", "two", "--json").out)["changed"] is False
+    assert file.read_bytes() == before
+    # The last file's hook goes: the new patch is the beginning of the old one.
+    folder = Path(patch("shell", "two", "--print").out.strip())
+    (folder / "src/core.cpp").write_text(SOURCE["src/core.cpp"])
+    assert json.loads(patch("refresh", "two", "--json").out)["changed"] is True
+    assert file.read_text().startswith(mail + "diff --git a/common/arg.cpp")
+    assert "core.cpp" not in file.read_text()
+
+
 def test_edit_then_refresh(upstream: Upstream, patch: Patch) -> None:
     series_of_three(upstream)
     folder = Path(patch("shell", "one", "--print").out.strip())
