@@ -188,6 +188,7 @@ def pristine_tree(pin: Pin, sdist: Callable[[], Path]) -> Path:
             return target
         archive = sdist()
         _clean(target)
+        # Unpacked it is about as large as the sdist; its staged copy and the work tree come on top.
         _need_space(target.parent, 4 * pin.size_bytes)
         temp = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
         try:

@@ -156,8 +156,8 @@ def test_refresh_keeps_a_mail_header_and_takes_a_hook_back(upstream: Upstream, p
     file = upstream.patches / "two/hooks.patch"
     patch("shell", "two", "--print")
     patch("refresh", "two")
-    mail = "From 0000 Mon Sep 17 00:00:00 2001\nFrom: flashnext <flashnext@localhost>\nSubject: [PATCH] two: x\n\n"
-    mail += "Why\nnot.\n---\n"
+    mail = "From 0000 Mon Sep 17 00:00:00 2001\nFrom: flashnext <flashnext@localhost>\n"
+    mail += "Subject: [PATCH] two: x\n\nWhy\nnot.\n---\n"
     file.write_text(mail + "diff --git" + file.read_text().split("diff --git", 1)[1] + "-- \n2.39.5\n\n")
     before = file.read_bytes()
     assert json.loads(patch("refresh", "two", "--json").out)["changed"] is False
