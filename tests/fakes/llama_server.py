@@ -130,7 +130,11 @@ def serve_model() -> None:
     if do.get("ignore_term"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if do.get("exit_now"):
-        out("error: invalid argument: --something" if do["exit_now"] == "argument" else "the model cannot be read")
+        out(
+            "error: invalid argument: --something"
+            if do["exit_now"] == "argument"
+            else "the model cannot be read"
+        )
         die(do)
     for after, text in do.get("lines", []):
         threading.Timer(after, out, (text,)).start()
