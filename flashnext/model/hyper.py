@@ -233,16 +233,18 @@ def _rope(keys: Keys, n_rot: int, head_dim: int, index_dim: int) -> None:
 
 
 def _recurrent(keys: Keys, blocks: int, nextn: int) -> tuple[bool, ...]:
+    before = len(keys.problems)
+    trunk = blocks - nextn
     if f"{ARCH}.attention.recurrent_layers" in keys.header.metadata:
         kinds = _INT32S | {ValueType.BOOL}
         layers = [bool(n) for n in keys.per_block("attention.recurrent_layers", blocks, 0, kinds)]
     else:
-        interval = keys.u32("full_attention_interval", 4, positive=True) or 4
-        layers = [i < blocks - nextn and (i + 1) % interval != 0 for i in range(blocks)]
-    trunk = layers[: blocks - nextn]
-    # a head file announces the trunk's layers without carrying them; the rule holds for its keys too
-    if trunk and all(trunk):
-        keys.add("model-no-full-attention", f"none of {len(trunk)} layers has full attention")
+        interval = keys.u32("full_attention_interval", 4, positive=True)
+        layers = [i < trunk and (i + 1) % (interval or 4) != 0 for i in range(blocks)]
+    if len(keys.problems) > before:  # nothing is known then: the usual layout keeps later checks quiet
+        return tuple(i < trunk and (i + 1) % 4 != 0 for i in range(blocks))
+    if trunk and all(layers[:trunk]):
+        keys.add("model-no-full-attention", f"none of {trunk} layers has full attention")
     return tuple(layers)
 
 
