@@ -123,6 +123,25 @@ def _array(key: str, element: ValueType, items: list[int]) -> Change:
     return lambda d: d.put(key, ARRAY, (element, items))
 
 
+def _retype(name: str, kind: str) -> Change:
+    def change(d: Draft) -> None:
+        d.plans = [p._replace(type=TYPE_BY_NAME[kind]) if p.name == name else p for p in d.plans]
+
+    return change
+
+
+def _no_experts(d: Draft) -> None:
+    d.drop("expert_count")
+    d.drop("expert_used_count")
+
+
+def _announced(d: Draft) -> None:
+    """Says that a fifth block predicts, and does not carry it: the loader never looks for it."""
+    d.u32("block_count", 5)
+    d.u32("nextn_predict_layers", 1)
+    d.put("attention.compress_ratios", ARRAY, (I32, [0, 0, 0, 4, 0]))
+
+
 def _one_layer(d: Draft) -> None:
     d.u32("block_count", 1)
     d.drop_keys("compress_ratios")
@@ -253,6 +272,14 @@ REFUSED = [
     Case("PLE tensors without keys", lambda d: d.drop("ple.layers"), ("model-ple-keys-missing",)),
     Case("shape", lambda d: d.reshape("blk.3.attn_k.weight", 256, 64), ("model-tensor-shape",)),
     Case("width as i32", lambda d: d.put("embedding_length", I32, 256), ("model-key-type",)),
+    Case("neither expert count", _no_experts, ("model-key-missing",)),
+    Case("rope base as u32", lambda d: d.u32("rope.freq_base", 10000), ("model-key-type",)),
+    Case(
+        "token types",
+        lambda d: d.keys.update({"tokenizer.ggml.token_type": (ARRAY, (I32, [1, 1]))}),
+        ("model-array-length",),
+    ),
+    Case("router scale", lambda d: d.add_tensor("blk.0.ffn_gate_inp.scale", 1), ("model-tensor-extra",)),
     Case(
         "two at once",
         lambda d: (d.drop("context_length"), d.u32("attention.indexer.top_k", 0)),
@@ -272,6 +299,11 @@ ABORTING = [
     Case("ratio 65", _array("attention.compress_ratios", I32, [0, 0, 0, 65]), ("model-compress-ratio",)),
     Case("sections 0", _array("rope.dimension_sections", I32, [0] * 4), ("model-rope-sections",)),
     Case("n_rot above head", lambda d: d.u32("rope.dimension_count", 66), ("model-rope-dims",)),
+    Case("odd n_rot", lambda d: d.u32("rope.dimension_count", 31), ("model-rope-dims",)),
+    Case("ratio -1", _array("attention.compress_ratios", I32, [0, 0, 0, -1]), ("model-compress-ratio",)),
+    Case("norm as F16", _retype("blk.0.hc_attn_norm.weight", "F16"), ("model-tensor-type",)),
+    Case("ssm_a as F16", _retype("blk.0.ssm_a", "F16"), ("model-tensor-type",)),
+    Case("experts as I32", _retype("blk.0.ffn_gate_exps.weight", "I32"), ("model-tensor-type",)),
     Case("one layer", _one_layer, ("model-no-full-attention",)),
     Case("PLE conv 1", _one_tap, ("model-ple-conv",)),
 ]
@@ -294,6 +326,10 @@ ACCEPTED = [
     Case("heads as array", _array("attention.head_count", I32, [4] * 4)),
     Case("fused gate and up", _fused),
     Case("expert scale", lambda d: d.add_tensor("blk.0.ffn_down_exps.scale", 4)),
+    Case("ratios bool", _array("attention.compress_ratios", ValueType.BOOL, [False, False, False, True])),
+    Case("router as F16", _retype("blk.0.ffn_gate_inp.weight", "F16")),
+    Case("prediction announced only", _announced),
+    Case("bias of q", lambda d: d.add_tensor("blk.3.attn_q.bias", 512)),
     Case("no chat template", lambda d: d.drop("tokenizer.chat_template")),
     Case("larger PLE table", lambda d: d.reshape("per_layer_token_embd.weight", 64, 640)),
 ]

@@ -90,6 +90,7 @@ def test_another_vocabulary(target: Path) -> None:
     head = draft("shared")
     strings = (ValueType.STRING, ["a", "b", "c"])
     head.keys["tokenizer.ggml.tokens"] = (ValueType.ARRAY, strings)
+    head.drop("tokenizer.ggml.token_type")
     assert _ids(target, head) == ["model-head-vocab"]
 
 

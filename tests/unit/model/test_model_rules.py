@@ -54,3 +54,11 @@ def test_all_problems_come_in_one_error(tmp_path: Path) -> None:
 def test_problem_ids_do_not_collide_with_errors() -> None:
     errors = {cls.id for cls in all_errors()}
     assert set(KINDS) & errors == {"model-header-broken"}  # the one that is raised as an error as well
+
+
+def test_no_rotation_at_all_would_hang(tmp_path: Path) -> None:
+    """The server never becomes ready on it, so no native test holds this row."""
+    file = draft()
+    file.u32("rope.dimension_count", 0)
+    found = inspect_model(file.write(tmp_path / "model.gguf"))
+    assert [problem.id for problem in found.problems] == ["model-rope-dims"]
