@@ -81,7 +81,7 @@ def test_flipped_bytes_never_end_in_a_traceback(flips: list[tuple[int, int]], tm
     assert found.problems  # the tensor data is not there
     found.model_dump_json()
     with_head = inspect_model(path, path.with_name("none.gguf"))
-    assert len(with_head.problems) > len(found.problems) - 1
+    assert len(with_head.problems) == len(found.problems) + 1
 
 
 @given(data=st.binary(max_size=400))
@@ -91,7 +91,7 @@ def test_garbage_is_explained(data: bytes, tmp_path: Path) -> None:
     for prefix in (b"", b"GGUF" + struct.pack("<I", 3)):
         path.write_bytes(prefix + data)
         found = inspect_model(path)
-        assert found.problems or found.tensors == ()
+        assert found.problems
 
 
 def _with_counts(tensors: int, keys: int, rest: bytes = b"") -> bytes:
