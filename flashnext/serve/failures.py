@@ -79,7 +79,7 @@ _PATTERNS: tuple[tuple[str, Action, str, re.Pattern[str]], ...] = tuple(
             "argument",
             Action.GIVE_UP,
             "llama-server rejects its command line",
-            r"^error: (invalid|unknown|unrecognized) argument|argument has been removed"
+            r"(^| )error: (invalid|unknown|unrecognized) argument|argument has been removed"
             r"|error while handling argument",
         ),
         (

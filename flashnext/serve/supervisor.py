@@ -75,6 +75,7 @@ class Supervisor:
         self._launch = 0
         self._server: Child | None = None
         self._vgpus: dict[Child, str | None] = {}
+        self._controls: dict[Child, tuple[str, int]] = {}
         self._prober: prober.Prober | None = None
         self._was_ready = False
         self._ending = False
@@ -135,6 +136,8 @@ class Supervisor:
                 self._check_failed(failed)
             case prober.Slots() as slots, _:
                 self._slots(slots)
+            case prober.Devices() as found, _:
+                self._record.update(devices=found.devices)
 
     def _tick(self) -> None:
         """Deadlines: all of them are looked at here."""
@@ -201,6 +204,7 @@ class Supervisor:
             key=self.plan.api_key,
             check_limit_s=self.life.check_limit_s,
             text_check_s=self.life.text_check_s,
+            controls=tuple(self._controls[c] for c in self._vgpus if c in self._controls),
         )
         self._children_changed()
 
@@ -236,6 +240,7 @@ class Supervisor:
         limit = float(self.life.stop_limit_s)
         server, self._server = self._server, None
         vgpus, self._vgpus = list(self._vgpus), {}
+        self._controls = {}
         self._dying = None
         if server is not None:
             # one TERM waits for a connected client, a second one does not
@@ -276,7 +281,11 @@ class Supervisor:
     def _marker(self, child: Child, marker: markers.Marker) -> None:
         self._record.count(f"marker {marker.name}")
         if marker.name == "vgpu:listening" and child in self._vgpus:
-            self._vgpus[child] = f"{marker.data.get('host', '127.0.0.1')}:{marker.data.get('port')}"
+            host = str(marker.data.get("host", "127.0.0.1"))
+            self._vgpus[child] = f"{host}:{marker.data.get('port')}"
+            control = marker.data.get("control_port")
+            if isinstance(control, int):
+                self._controls[child] = (host, control)
             endpoints = tuple(e for e in self._vgpus.values() if e is not None)
             if len(endpoints) == len(self.plan.vgpu_lines()) and self._server is None:
                 self._start_server(endpoints)

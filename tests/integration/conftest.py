@@ -100,7 +100,9 @@ class FakeHome:
         features = [f.id for f in load_series(paths.patches_dir())]
         series = series_hash(load_series(paths.patches_dir()), paths.cmake_include())
         listed = ",".join(features)
-        (self.folder / "stamp.txt").write_text(f"flashnext: version 0.1.0, series {series}, features {listed}")
+        (self.folder / "stamp.txt").write_text(
+            f"flashnext: version 0.1.0, series {series}, features {listed}"
+        )
         folder = self.root / "data/flashnext/builds/fakebuild"
         (folder / "bin").mkdir(parents=True, exist_ok=True)
         binaries = {}
