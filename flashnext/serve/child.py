@@ -83,9 +83,18 @@ class Child:
         self._on_end(self)
 
     def _take(self, raw: list[bytes]) -> None:
-        lines = [line.decode("utf-8", "replace").rstrip("\r") for line in raw]
-        if lines:
-            self._log.write(self.name, lines)
+        if not raw:
+            return
+        block = b"\n".join(raw).decode("utf-8", "replace").replace("\r", "")
+        lines = block.split("\n")
+        self._log.write(self.name, lines)
+        if "fn:" in block or failures.worth_reading(block):
+            self._judge(lines)
+        if self._on_line is not None:
+            for line in lines:
+                self._on_line(self, line)
+
+    def _judge(self, lines: list[str]) -> None:
         for line in lines:
             marker = markers.parse(line)
             if marker is not None:
@@ -94,5 +103,3 @@ class Child:
             finding = failures.classify(line)
             if finding is not None:
                 self._on_finding(self, finding)
-            if self._on_line is not None:
-                self._on_line(self, line)

@@ -52,7 +52,6 @@ def out(text: str) -> None:
 
 def die(do: dict[str, Any]) -> None:
     if "signal" in do:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), do["signal"])
         time.sleep(1)
     os._exit(do.get("exit_code", 1))
