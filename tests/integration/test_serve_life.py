@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -427,9 +428,10 @@ def test_flood_of_output_stays_within_the_cap(home: FakeHome) -> None:
     log = home.root / "state/flashnext/logs" / f"serve-{running.port}.log"
 
     def tail() -> bytes:
-        with log.open("rb") as stream:
+        with contextlib.suppress(FileNotFoundError), log.open("rb") as stream:  # it moves at the cap
             stream.seek(max(0, log.stat().st_size - 400))
             return stream.read()
+        return b""
 
     until(lambda: b"the last line of the spam" in tail(), "the flood's end", 60)
     assert sum(f.stat().st_size for f in log.parent.iterdir()) <= 33 * 1024 * 1024
