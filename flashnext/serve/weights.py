@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from flashnext import paths
-from flashnext.errors import FlashnextError, ModelFilesError
+from flashnext.errors import FlashnextError, ModelFilesError, ModelProblemsError, PlacementError
+from flashnext.model.inspect import inspect_model
 from flashnext.profile.load import Loaded
 from flashnext.profile.schema import ModelFile
 
@@ -60,13 +63,49 @@ def problems(loaded: Loaded, weights: Weights) -> Iterator[FlashnextError]:
     """What is wrong with the files: missing, of another identity, or such that llama-server would abort."""
     profile = loaded.profile
     lines = list(_identity(weights.model.parent, profile.model.files))
-    if weights.head is not None and profile.mtp is not None:
-        lines += _identity(weights.head.parent, profile.mtp.files)
-    for path, key in ((weights.model, ("model",)), (weights.head, ("mtp",))):
-        if path is not None and not path.is_file() and not any(path.name in line for line in lines):
-            lines.append(f"{loaded.place(key)}: {path}: no such file")
+    if profile.mtp is not None:
+        folder = (weights.head or weights.model).parent
+        lines += _identity(folder, profile.mtp.files)
     if lines:
         yield ModelFilesError("the model files are not those of the profile", context=lines)
+        if not weights.model.exists():
+            return
+    found = inspect_model(weights.model, weights.head)
+    try:
+        found.raise_for_problems()
+    except ModelProblemsError as error:
+        yield error
+        return
+    if profile.mtp is not None and found.head.form == "none":
+        place = loaded.place(("mtp",))
+        yield ModelFilesError(
+            "the profile drafts with MTP, and there is no head", context=[f"{place}: mtp.head"]
+        )
+    yield from _placement(loaded, [tensor.name for tensor in found.tensors])
+
+
+def _placement(loaded: Loaded, names: Sequence[str]) -> Iterator[FlashnextError]:
+    """Every rule must match a tensor, and the experts of every layer a rule: llama-server says neither."""
+    rules = loaded.profile.placement
+    lines = []
+    for index, rule in enumerate(rules):
+        if not any(re.search(rule.tensors, name) for name in names):
+            near = difflib.get_close_matches(_plain(rule.tensors), names, n=2, cutoff=0.3)
+            place = loaded.place(("placement", index, "tensors"))
+            guess = f"; the model has {', '.join(near)}" if near else ""
+            lines.append(f"{place}: {rule.tensors} matches no tensor of the model{guess}")
+    if rules or loaded.profile.expert_cache is not None:
+        bare = [n for n in names if "_exps." in n and not any(re.search(r.tensors, n) for r in rules)]
+        if bare:
+            place = loaded.place(("placement",))
+            lines.append(f"{place}: {len(bare)} expert tensors are covered by no rule, e.g. {bare[0]}")
+    if lines:
+        yield PlacementError("the placement rules do not fit the model", context=lines)
+
+
+def _plain(pattern: str) -> str:
+    """A regular expression as the text it most likely stands for, to look for near names."""
+    return re.sub(r"\\d\+?", "0", re.sub(r"\(([^|)]*)[^)]*\)", r"\1", pattern)).replace("\\", "")
 
 
 def _identity(folder: Path, files: Sequence[ModelFile]) -> Iterator[str]:

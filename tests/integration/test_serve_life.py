@@ -263,6 +263,43 @@ def test_devices_that_are_not_the_profiles(home: FakeHome, cards: str, used: str
     assert words in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        (r"blk\.\d+\.ffn_(gate|up|down)_expz\.weight", "matches no tensor of the model; the model has blk."),
+        (r"blk\.[01]\.ffn_(gate|up|down)_exps", "expert tensors are covered by no rule, e.g. blk.2"),
+    ],
+)
+def test_placement_rule_that_misses(home: FakeHome, pattern: str, words: str) -> None:
+    file = home.profile()
+    file.write_text(file.read_text().replace(r"blk\.\d+\.ffn_(gate|up|down)_exps\.weight", pattern))
+    running = home.serve(profile=file)
+    assert running.end() == 3
+    assert "error[placement-unfit]" in running.err and words in running.err, running.err
+    assert home.launches("vgpu") == []
+
+
+def test_model_that_llama_server_would_abort_on(home: FakeHome) -> None:
+    model = home.root / "cut.gguf"
+    assert home.run("model", "synth", "tiny", "--out", str(model)).returncode == 0
+    with model.open("r+b") as stream:
+        stream.truncate(model.stat().st_size // 2)
+    running = home.serve("--model", str(model))
+    assert running.end() == 4
+    assert "error[model-problems]" in running.err and "cut.gguf" in running.err
+    assert home.launches("vgpu") == []
+
+
+def test_partial_download_is_named_and_nothing_is_fetched(home: FakeHome) -> None:
+    folder = home.root / "models"
+    folder.mkdir()
+    (folder / "Qwen3.8-Flash-Next-UD-Q4_K_XL-00002-of-00004.gguf.incomplete").touch()
+    model = folder / "Qwen3.8-Flash-Next-UD-Q4_K_XL-00001-of-00004.gguf"
+    done = home.run("serve", "--profile", "2x3090", "--model", str(model), "--port", str(free_port()))
+    assert done.returncode == 4
+    assert "only a partial download is there (Qwen3.8-Flash-Next-UD-Q4_K_XL-00002" in done.stderr
+
+
 # --- trouble before ready: one try -----------------------------------------------------------------
 
 
