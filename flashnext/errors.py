@@ -491,6 +491,11 @@ class ModelFilesError(ModelError):
     hint = "fetch the files named above completely; serving never downloads"
 
 
+class ContextTooLongError(ProfileError):
+    id = "context-too-long"
+    hint = "lower context.size to the model's own length"
+
+
 class PlacementError(ProfileError):
     """A placement rule without a tensor, or experts without a rule."""
 

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashnext import paths
-from flashnext.errors import FlashnextError, ModelFilesError, ModelProblemsError, PlacementError
+from flashnext.errors import (
+    ContextTooLongError,
+    FlashnextError,
+    ModelFilesError,
+    ModelProblemsError,
+    PlacementError,
+)
 from flashnext.model.inspect import inspect_model
 from flashnext.profile.load import Loaded
 from flashnext.profile.schema import ModelFile
@@ -81,6 +87,11 @@ def problems(loaded: Loaded, weights: Weights) -> Iterator[FlashnextError]:
         yield ModelFilesError(
             "the profile drafts with MTP, and there is no head", context=[f"{place}: mtp.head"]
         )
+    trained = found.hyper.get("context_length")
+    if isinstance(trained, int) and profile.context.size > trained:
+        place = loaded.place(("context", "size"))
+        text = f"{place}: {profile.context.size} tokens, the model has {trained}: upstream cuts it silently"
+        yield ContextTooLongError("the context is longer than the model's", context=[text])
     yield from _placement(loaded, [tensor.name for tensor in found.tensors])
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import FakeHome, Running, free_port, until
+from serve_home import FakeHome, Running, free_port, until
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -277,6 +277,12 @@ def test_placement_rule_that_misses(home: FakeHome, pattern: str, words: str) ->
     assert running.end() == 3
     assert "error[placement-unfit]" in running.err and words in running.err, running.err
     assert home.launches("vgpu") == []
+
+
+def test_context_beyond_the_model_is_refused(home: FakeHome) -> None:
+    running = home.serve(profile=home.profile(context={"size": 8192}))
+    assert running.end() == 3
+    assert "error[context-too-long]" in running.err and "8192 tokens, the model has 4096" in running.err
 
 
 def test_model_that_llama_server_would_abort_on(home: FakeHome) -> None:
