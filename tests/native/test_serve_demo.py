@@ -142,7 +142,9 @@ def test_port_in_use_is_refused_before_any_launch(home: RealHome) -> None:
 
 
 def test_model_that_does_not_fit_its_devices_fails_cleanly(home: RealHome) -> None:
-    file = home.profile(devices={"memory_mib": 64}, context={"kv_type": "f32"})
+    file = home.profile(
+        model={"synthetic": "demo"}, devices={"memory_mib": 64}, context={"size": 65_536, "kv_type": "f32"}
+    )
     running = home.serve(profile=file)
     assert running.end(90) == 8
     assert "error[server-start-failed]" in running.err and "log: " in running.err
