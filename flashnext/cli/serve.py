@@ -29,6 +29,9 @@ def serve(
     ] = None,
     model: Annotated[Path | None, typer.Option(help="Model file, instead of the profile's path.")] = None,
     head: Annotated[Path | None, typer.Option(help="Draft head, instead of the profile's path.")] = None,
+    sha256: Annotated[
+        bool, typer.Option("--sha256", help="Compare the model files' hashes, too: minutes for a real model.")
+    ] = False,
     print_command: Annotated[
         bool, typer.Option("--print-command", help="Show command lines and environment, and stop.")
     ] = False,
@@ -49,7 +52,7 @@ def serve(
         return
     chosen = choose_port(loaded, options)
     with services.PortLock(chosen):
-        options = Options(series=options.series, port=chosen, model=model, head=head)
+        options = Options(options.series, port=chosen, model=model, head=head, hashes=sha256)
         code = _serve(loaded, options, verbose=verbose)
     raise typer.Exit(code)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashnext import paths
+from flashnext.builds import file_sha256
 from flashnext.errors import (
     ContextTooLongError,
     FlashnextError,
@@ -65,13 +66,16 @@ def make_if_absent(loaded: Loaded, weights: Weights, report: Progress) -> bool:
     return True
 
 
-def problems(loaded: Loaded, weights: Weights) -> Iterator[FlashnextError]:
-    """What is wrong with the files: missing, of another identity, or such that llama-server would abort."""
+def problems(loaded: Loaded, weights: Weights, *, hashes: bool = False) -> Iterator[FlashnextError]:
+    """What is wrong with the files: missing, of another identity, or such that llama-server would abort.
+
+    ``hashes`` also reads every file that the profile names and compares its sha256: minutes for a real one.
+    """
     profile = loaded.profile
-    lines = list(_identity(weights.model.parent, profile.model.files))
+    lines = list(_identity(weights.model.parent, profile.model.files, hashes=hashes))
     if profile.mtp is not None:
         folder = (weights.head or weights.model).parent
-        lines += _identity(folder, profile.mtp.files)
+        lines += _identity(folder, profile.mtp.files, hashes=hashes)
     if lines:
         yield ModelFilesError("the model files are not those of the profile", context=lines)
         if not weights.model.exists():
@@ -119,8 +123,8 @@ def _plain(pattern: str) -> str:
     return re.sub(r"\\d\+?", "0", re.sub(r"\(([^|)]*)[^)]*\)", r"\1", pattern)).replace("\\", "")
 
 
-def _identity(folder: Path, files: Sequence[ModelFile]) -> Iterator[str]:
-    """Missing files and files of another size; hashes are compared by `flashnext model inspect --sha256`."""
+def _identity(folder: Path, files: Sequence[ModelFile], *, hashes: bool) -> Iterator[str]:
+    """Missing files, files of another size and, with ``hashes``, of another content."""
     for file in files:
         path = folder / file.name
         parts = (
@@ -130,6 +134,8 @@ def _identity(folder: Path, files: Sequence[ModelFile]) -> Iterator[str]:
             found = path.stat().st_size
             if found != file.size_bytes:
                 yield f"{path}: {found:,} bytes, the profile's file has {file.size_bytes:,}"
+            elif hashes and (digest := file_sha256(path)) != file.sha256:
+                yield f"{path}: sha256 {digest}, the profile's file has {file.sha256}"
         elif parts:
             yield f"{path}: only a partial download is there ({', '.join(sorted(parts))})"
         else:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from serve_home import FakeHome, Running, free_port, until
 
 pytestmark = pytest.mark.timeout(90)
@@ -306,6 +307,45 @@ def test_partial_download_is_named_and_nothing_is_fetched(home: FakeHome) -> Non
     assert "only a partial download is there (Qwen3.8-Flash-Next-UD-Q4_K_XL-00002" in done.stderr
 
 
+def test_driver_that_comes_up_late_is_waited_for(home: FakeHome) -> None:
+    tools = home.root / "tools"
+    tools.mkdir()
+    smi = tools / "nvidia-smi"
+    count = home.root / "count"
+    late = f"echo x >> {count}\n[ $(wc -l < {count}) -gt 3 ] || {{ echo no driver; exit 9; }}\n"
+    smi.write_text((SMI % ("0, 300\\n1, 300\\n", CARD_0 + CARD_1)).replace("case", f"{late}case", 1))
+    smi.chmod(0o755)
+    home.env["PATH"] = f"{tools}:{home.env['PATH']}"
+    done = home.run("serve", "--profile", "2x3090", "--port", str(free_port()))
+    assert done.returncode == 4
+    assert "no CUDA device" not in done.stderr and "[no-build]" in done.stderr
+
+
+def test_hashes_on_request(home: FakeHome) -> None:
+    folder = home.root / "data/flashnext/models"
+    assert home.run("model", "synth", "tiny").returncode == 0
+    size = (folder / "flashnext-tiny.gguf").stat().st_size
+    file = home.profile()
+    wrong = {"name": "flashnext-tiny.gguf", "size_bytes": size, "sha256": "0" * 64}
+    data = yaml.safe_load(file.read_text())
+    data["model"] = {"path": "flashnext-tiny.gguf", "files": [wrong]}
+    file.write_text(yaml.safe_dump(data))
+    running = home.serve("--sha256", profile=file)
+    assert running.end() == 4
+    assert "error[model-files]" in running.err and f"the profile's file has {'0' * 64}" in running.err
+    home.serve(profile=file).until_state("ready")
+
+
+def test_refusal_of_the_native_code_is_not_retried(home: FakeHome) -> None:
+    reason = "150 slots need 9 bytes, 5 are free: 83 would fit"
+    line = f'0.00.078.961 E fn:cache:refused {{"reason":"{reason}"}}'
+    home.behave({"lines": [[0.1, line]], "load_s": 60, "exit_after_s": 0.3})
+    running = home.serve()
+    assert running.end() == 4
+    assert "error[host-not-qualified]: the native code refuses (cache): " + reason in running.err
+    assert len(home.launches("server")) == 1
+
+
 # --- trouble before ready: one try -----------------------------------------------------------------
 
 
@@ -453,6 +493,36 @@ def test_failed_native_marker_restarts(home: FakeHome) -> None:
     running.until_state("backoff")
     running.until_state("ready")
     assert "the native code reports a failed phase" in reasons(running)
+
+
+def test_transaction_that_never_ends_is_restarted(home: FakeHome) -> None:
+    home.behave([{"lines": [[1.5, 'fn:phase:begin {"tokens":8192}']]}, {}])
+    running = home.serve()
+    running.until_state("ready")
+    running.until_state("backoff", timeout_s=30)
+    running.until_state("ready")
+    assert "idle, and the transaction of the last prompt never ended" in reasons(running)
+
+
+def test_two_begins_without_an_end_are_restarted(home: FakeHome) -> None:
+    home.behave([{"lines": [[1.5, "fn:phase:begin {}"], [1.6, "fn:phase:begin {}"]]}, {}])
+    running = home.serve()
+    running.until_state("ready")
+    running.until_state("backoff")
+    assert "begin and end markers of the transaction do not match" in reasons(running)
+
+
+def test_low_acceptance_is_a_warning(home: FakeHome) -> None:
+    line = (
+        "slot print_timing: draft acceptance = 0.01000 (    2 accepted /   200 generated), mean len =  1.03"
+    )
+    home.behave({"lines": [[0.5, line], [0.6, line], [0.7, line]]})
+    running = home.serve()
+    running.until_state("ready")
+    until(lambda: running.state()["warnings"], "a warning")
+    assert running.state()["warnings"][0].startswith("acceptance is 1.0% over 600 drafts")
+    assert "warning: acceptance is" in home.run("status").stdout
+    assert running.state()["state"] == "ready"
 
 
 def test_parse_failures_are_counted_and_nothing_else(home: FakeHome) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flashnext.errors import FlashnextError, ProfileError, ProfileInvalidError, ProfileNotQualifiedError
 from flashnext.profile import load
-from flashnext.profile.schema import Profile, json_schema
+from flashnext.profile.schema import Profile, differences, json_schema
 
 DEMO = load.find("demo").read_text()
 QUALIFIED = load.find("2x3090").read_text()
@@ -176,6 +176,21 @@ def test_context_of_the_qualified_profile(value: str, tmp_path: Path) -> None:
         assert load.load(str(file)).profile.context.size == 261_888
         return
     assert any("context.size" in line for line in refusal(text, tmp_path).context)
+
+
+def test_template_is_experimental_and_says_where_it_deviates() -> None:
+    loaded = load.load("experimental")
+    keys = {".".join(map(str, d.path)) for d in loaded.deviations}
+    assert keys == {"devices.count", "devices.name", "expert_cache.slots"}
+
+
+def test_differences_name_every_key() -> None:
+    demo, qualified = load.load("demo").profile, load.load("2x3090").profile
+    found = {key: (left, right) for key, left, right in differences(demo, qualified)}
+    assert found["context.size"] == (8192, 261_888)
+    assert found["expert_cache.slots"] == (None, 150)
+    assert "context.batch" not in found
+    assert differences(demo, demo) == []
 
 
 def test_schema_knows_every_section_and_is_closed() -> None:

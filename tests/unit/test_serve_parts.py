@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashnext.loopback import Reply
-from flashnext.serve import prober
+from flashnext.serve import acceptance, prober
 from flashnext.serve.binary import known_flags
 from flashnext.serve.failures import Action, classify, ending
 from flashnext.serve.logfile import LogFile
@@ -133,6 +133,23 @@ def test_every_state_can_be_reached_and_every_live_state_can_stop() -> None:
     assert set().union(*TRANSITIONS.values()) == set(State)
     live = set(State) - {State.STOPPED, State.FATAL, State.STOPPING}
     assert all(State.STOPPING in TRANSITIONS[s] for s in live)
+
+
+def test_acceptance_forgets_slowly() -> None:
+    account = acceptance.Drafts()
+    for _ in range(10):
+        account = account.add(acceptance.Acceptance(100, 100))
+    for _ in range(20):
+        account = account.add(acceptance.Acceptance(0, 100))
+    assert account.rate < 0.2
+    assert acceptance.DRAFTS_ENOUGH <= account.drafted <= 2 * acceptance.DRAFTS_ENOUGH
+    assert acceptance.Drafts().rate == 0.0
+
+
+def test_acceptance_line_of_the_pin() -> None:
+    line = "id  0 | draft acceptance = 0.57576 (   19 accepted /    33 generated), mean len =  2.73"
+    assert acceptance.parse(line) == acceptance.Acceptance(19, 33)
+    assert acceptance.parse("draft acceptance rate unknown") is None
 
 
 def test_log_is_capped_and_keeps_the_last_lines(tmp_path: Path) -> None:
