@@ -6,6 +6,7 @@ its own. An attempt costs seconds because only a few of its objects are removed 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -74,6 +75,25 @@ def processes_of(folder: Path) -> list[str]:
         if inside and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(words)
     return found
+
+
+def wait_for_any(files: list[Path], child: subprocess.Popen[bytes]) -> None:
+    """Until one of the files begins to exist, or the child has ended."""
+    proc.wait_until(
+        lambda: any(p.exists() for p in files) or child.poll() is not None, timeout_s=60, every_s=0.001
+    )
+
+
+def compilers_of(pid: int) -> list[int]:
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_an_unchanged_build_does_nothing_in_under_a_second(native_build: Any) -> None:
@@ -154,7 +174,7 @@ def test_ctrl_c_ends_the_compilers_and_the_build_resumes(built: Build, native_bu
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_at_random_points_it_always_resumes(built: Build, native_build: Any) -> None:
-    """SIGKILL of the whole process group, compilers left to themselves, 20 times.
+    """SIGKILL 20 times: of the process group at random moments, and of everything while a linker writes.
 
     Whatever is installed at any moment is byte for byte the build that was never interrupted.
     """
@@ -165,14 +185,22 @@ def test_killed_at_random_points_it_always_resumes(built: Build, native_build: A
     whole = pipeline.build(REQUEST)
     assert whole.build.binaries == built.binaries
     killed_in_ninja = 0
-    for _ in range(KILLS):
+    for attempt in range(KILLS):
         shutil.rmtree(paths.builds_dir(), ignore_errors=True)
         outputs.remove()
         child = subprocess.Popen(
             COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        time.sleep(outputs.chance.uniform(0.1, 1.2 * whole.elapsed_s))
-        os.killpg(child.pid, signal.SIGKILL)
+        if attempt % 2:
+            # the group alone: compilers live on until the next attempt finds them
+            time.sleep(outputs.chance.uniform(0.1, 1.2 * whole.elapsed_s))
+            os.killpg(child.pid, signal.SIGKILL)
+        else:
+            # everything, as a power cut would, while a linker writes
+            removed = [p for p in outputs.linked if not p.exists()]
+            wait_for_any(removed, child)
+            for pid in (child.pid, *compilers_of(child.pid)):
+                kill(pid)
         child.wait()
         killed_in_ninja += (native_build.objects.parent / ".compiling").exists()
         for found in store.verify([]):
