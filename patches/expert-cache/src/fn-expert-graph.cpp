@@ -178,7 +178,7 @@ static ggml_tensor * fn_sum_lanes(const llm_graph_context & graph, ggml_tensor *
 
     ggml_build_forward_expand(graph.gf, experts);
 
-    ggml_tensor * lanes[LLAMA_MAX_EXPERTS];
+    ggml_tensor * lanes[LLAMA_MAX_EXPERTS] = {};
     for (int64_t i = 0; i < n_used; ++i) {
         lanes[i] = ggml_view_2d(ctx0, experts, experts->ne[0], experts->ne[2], experts->nb[2], i*experts->nb[1]);
         ggml_build_forward_expand(graph.gf, lanes[i]);

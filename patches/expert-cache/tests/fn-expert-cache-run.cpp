@@ -36,6 +36,7 @@ struct run_options {
     bool     use_mmap   = true;
     bool     greedy     = false; // batch of one: the next token is the most likely one
     bool     verbose    = false;
+    std::vector<std::string> nodes; // names of graph nodes whose values the arms write
     std::vector<std::string> arms;
 };
 
@@ -46,6 +47,7 @@ struct run_arm {
     int32_t     release_at = -1; // decode call before which the slots are released and restored
     int32_t     bypass_at  = -1; // decode call before which the cache is quiesced and resumed
     std::string logits;         // file for the rows of logits
+    std::string nodes;          // prefix of the files for --node, one each
     std::map<std::string, std::string> env; // FN_EXPERT_CACHE_* switches of the arm
 };
 
@@ -82,6 +84,7 @@ static run_arm parse_arm(const std::string & text) {
         else if (key == "release_at") { arm.release_at = atoi(value.c_str()); }
         else if (key == "bypass_at")  { arm.bypass_at  = atoi(value.c_str()); }
         else if (key == "logits")     { arm.logits     = value; }
+        else if (key == "nodes")      { arm.nodes      = value; }
         else if (key == "merge")      { arm.env["FN_EXPERT_CACHE_MERGE"]     = value; }
         else if (key == "serial")     { arm.env["FN_EXPERT_CACHE_SERIAL"]    = value; }
         else if (key == "late")       { arm.env["FN_EXPERT_CACHE_TEST_LATE"] = value; }
@@ -117,6 +120,7 @@ static run_options parse_options(int argc, char ** argv) {
         else if (arg == "--no-mmap")  { o.use_mmap  = false; }
         else if (arg == "--greedy")   { o.greedy    = true; }
         else if (arg == "--verbose")  { o.verbose   = true; }
+        else if (arg == "--node")     { o.nodes.push_back(value()); }
         else if (arg == "--arm")      { o.arms.push_back(value()); }
         else { fail("unknown argument " + arg); }
     }
@@ -254,6 +258,37 @@ static void between_calls(const run_arm & arm, llama_context * ctx, int32_t i) {
     }
 }
 
+// values of chosen graph nodes, appended call by call
+struct node_writer {
+    std::map<std::string, FILE *> files;
+    std::vector<uint8_t>          bytes;
+
+    ~node_writer() {
+        for (auto & item : files) {
+            fclose(item.second);
+        }
+    }
+
+    static bool eval(ggml_tensor * t, bool ask, void * user_data) {
+        node_writer & self = *(node_writer *) user_data;
+        const auto it = self.files.find(t->name);
+        if (it == self.files.end()) {
+            return !ask;
+        }
+        if (!ask) {
+            if (!ggml_is_contiguous(t)) {
+                fail(std::string("not contiguous: ") + t->name);
+            }
+            self.bytes.resize(ggml_nbytes(t));
+            ggml_backend_tensor_get(t, self.bytes.data(), 0, self.bytes.size());
+            if (fwrite(self.bytes.data(), 1, self.bytes.size(), it->second) != self.bytes.size()) {
+                fail(std::string("cannot write ") + t->name);
+            }
+        }
+        return true;
+    }
+};
+
 static int run_one_arm(const run_options & o, const std::string & text, llama_model * model) {
     const run_arm arm = parse_arm(text);
 
@@ -271,6 +306,19 @@ static int run_one_arm(const run_options & o, const std::string & text, llama_mo
     params.n_threads       = o.n_threads;
     params.n_threads_batch = o.n_threads;
     params.n_seq_max       = 1;
+
+    node_writer nodes;
+    if (!arm.nodes.empty()) {
+        for (const std::string & name : o.nodes) {
+            FILE * file = fopen((arm.nodes + name).c_str(), "wb");
+            if (!file) {
+                fail("cannot write " + arm.nodes + name);
+            }
+            nodes.files[name] = file;
+        }
+        params.cb_eval           = node_writer::eval;
+        params.cb_eval_user_data = &nodes;
+    }
 
     llama_context * ctx = llama_init_from_model(model, params);
     if (!ctx) {
