@@ -72,11 +72,18 @@ def run(
     for arm, file in zip(arms, files, strict=True):
         argv += ["--arm", f"{arm},logits={file}"]
     done = subprocess.run(
-        [str(a) for a in argv], capture_output=True, text=True, env={**os.environ, **PLAIN_KERNELS}, timeout=280
+        [str(a) for a in argv],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **PLAIN_KERNELS},
+        timeout=280,
     )
     assert done.returncode == 0, f"{argv}\n{done.stdout}\n{done.stderr}"
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     results = [line for line in lines if line["event"] == "arm"]
     assert len(results) == len(arms)
-    logits = [np.fromfile(file, np.float32).reshape(result["tokens"], -1) for file, result in zip(files, results, strict=True)]
+    logits = [
+        np.fromfile(file, np.float32).reshape(result["tokens"], -1)
+        for file, result in zip(files, results, strict=True)
+    ]
     return [Arm(result, rows) for result, rows in zip(results, logits, strict=True)]

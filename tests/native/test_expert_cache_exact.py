@@ -21,9 +21,9 @@ pytestmark = pytest.mark.native
 TYPES = ("mix", "q4_k", "q5_k", "q5_1", "q8_0", "f16", "bf16")
 SLOTS = ("1", "16", "150", "all")
 DEVICES = (1, 2, 3)
-BATCHES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32)
 INSERTS = (1, 2, 4)
-AXES: tuple[tuple[object, ...], ...] = (TYPES, SLOTS, DEVICES, BATCHES, INSERTS)
+AXES: tuple[tuple[object, ...], ...] = (TYPES, SLOTS, DEVICES, INSERTS)
+EVERY_BATCH = "1x4," + ",".join(f"{n}x1" for n in (*range(1, 33),))
 
 
 def pairwise(axes: tuple[tuple[object, ...], ...]) -> Iterator[tuple[object, ...]]:
@@ -58,7 +58,9 @@ def get_model(
 ) -> Path:
     key = (kind, expert_type)
     if key not in cache:
-        cache[key] = model(kind, factory.mktemp(f"{kind}-{expert_type}"), None if expert_type == "mix" else expert_type)
+        cache[key] = model(
+            kind, factory.mktemp(f"{kind}-{expert_type}"), None if expert_type == "mix" else expert_type
+        )
     return cache[key]
 
 
@@ -70,20 +72,19 @@ def assert_books(arm: Arm, *, layers: int, used: int) -> None:
 
 @pytest.mark.parametrize("case", list(pairwise(AXES)), ids=lambda case: "-".join(map(str, case)))
 def test_merged_logits_are_equal_to_the_byte(
-    case: tuple[str, str, int, int, int],
+    case: tuple[str, str, int, int],
     native_build: NativeBuild,
     models: dict[tuple[str, str], Path],
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    expert_type, slots, devices, batch, inserts = case
+    expert_type, slots, devices, inserts = case
     kind, experts, layers, used = ("demo", 512, 8, 10) if slots == "150" else ("tiny", 32, 8, 4)
     gguf = get_model(models, tmp_path_factory, kind, expert_type)
-    calls = max(4, 32 // batch)
     with virtual_gpus(native_build.bin, tmp_path, devices) as endpoints:
         arm = f"slots={slots_of(slots, experts)},inserts={inserts},merge=1"
         off, on = run(
-            native_build.bin, gguf, endpoints, tmp_path, f"{batch}x{calls}", ["slots=0", arm], "--repeat", "12"
+            native_build.bin, gguf, endpoints, tmp_path, EVERY_BATCH, ["slots=0", arm], "--repeat", "40"
         )
     assert on.counters["n_devices"] == devices
     assert on.counters["hits"] > 0
@@ -94,7 +95,11 @@ def test_merged_logits_are_equal_to_the_byte(
 
 @pytest.mark.parametrize("kind", ["tiny", "demo"])
 def test_two_hundred_steps_are_equal_to_the_byte(
-    kind: str, native_build: NativeBuild, models: dict[tuple[str, str], Path], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    kind: str,
+    native_build: NativeBuild,
+    models: dict[tuple[str, str], Path],
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """Greedy text, so that the routing is the model's own; also with late uploads into poisoned slots, and across a
     release and restore."""
@@ -119,12 +124,20 @@ def test_two_hundred_steps_are_equal_to_the_byte(
 
 
 def test_a_batch_over_the_limit_takes_the_stock_path(
-    native_build: NativeBuild, models: dict[tuple[str, str], Path], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    native_build: NativeBuild,
+    models: dict[tuple[str, str], Path],
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     gguf = get_model(models, tmp_path_factory, "tiny", "mix")
     with virtual_gpus(native_build.bin, tmp_path, 1) as endpoints:
         off, on = run(
-            native_build.bin, gguf, endpoints, tmp_path, "1x4,33x2,32x1,64x1,1x4", ["slots=0", "slots=16,merge=1"]
+            native_build.bin,
+            gguf,
+            endpoints,
+            tmp_path,
+            "1x4,33x2,32x1,64x1,1x4",
+            ["slots=0", "slots=16,merge=1"],
         )
     assert on.counters["steps"] == 9
     # the last layer of a large batch has few rows when few outputs are asked for: still not the cache's
@@ -134,7 +147,10 @@ def test_a_batch_over_the_limit_takes_the_stock_path(
 
 
 def test_two_partial_sums_differ_by_the_rounding_of_a_sum(
-    native_build: NativeBuild, models: dict[tuple[str, str], Path], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    native_build: NativeBuild,
+    models: dict[tuple[str, str], Path],
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """Production against stock in layer 0, whose input is the same in both: two orders of a sum of n terms differ by at
     most 2(n-1)u times the sum of their magnitudes, u = 2**-24."""
@@ -161,29 +177,34 @@ def top_two_gap(row: np.ndarray) -> float:  # type: ignore[type-arg]
 
 @pytest.mark.parametrize("kind", ["tiny", "demo"])
 def test_production_text_diverges_only_at_ties(
-    kind: str, native_build: NativeBuild, models: dict[tuple[str, str], Path], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    kind: str,
+    native_build: NativeBuild,
+    models: dict[tuple[str, str], Path],
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """The yardstick is what a change of the batch's shape alone does to the logits, measured here on the stock graph."""
+    """The yardstick is what a change of the batch's shape alone does to a logit, measured here on the stock graph. Two
+    logits that move by as much can change places where they are at most twice that apart."""
     gguf = get_model(models, tmp_path_factory, kind, "mix")
     slots = 16 if kind == "tiny" else 150
     with virtual_gpus(native_build.bin, tmp_path, 2) as endpoints:
-        one, four = (
+        one, *others = (
             run(native_build.bin, gguf, endpoints, tmp_path, schedule, ["slots=0"])[0].logits
-            for schedule in ("1x64", "4x16")
+            for schedule in ("1x128", "2x64", "4x32", "8x16")
         )
+        arms = ["slots=0", f"slots={slots}"]
         off, on = (
-            arm.logits
-            for arm in run(
-                native_build.bin, gguf, endpoints, tmp_path, "1x200", ["slots=0", f"slots={slots}"], "--greedy"
-            )
+            arm.logits for arm in run(native_build.bin, gguf, endpoints, tmp_path, "1x200", arms, "--greedy")
         )
-    assert one is not None and four is not None and off is not None and on is not None
-    shape_bound = float(np.abs(one - four).max())
+    assert one is not None and off is not None and on is not None
+    shape_bound = max(float(np.abs(one - other).max()) for other in others if other is not None)
     assert shape_bound > 0
     same = off.argmax(axis=1) == on.argmax(axis=1)
     first = int(np.argmin(same)) if not same.all() else len(same)
-    assert np.abs(off[:first] - on[:first]).max() <= shape_bound
+    moved = float(np.abs(off[:first] - on[:first]).max())
+    print(
+        f"{kind}: batch shape {shape_bound:.4f}, cache {moved:.4f}, first divergence {first} of {len(same)}"
+    )
+    assert moved <= 2 * shape_bound
     if first < len(same):
-        assert top_two_gap(off[first]) <= shape_bound
-    print(f"{kind}: shape bound {shape_bound:.4f}, first divergence {first} of {len(same)}, "
-          f"largest difference before it {np.abs(off[:first] - on[:first]).max():.4g}")
+        assert top_two_gap(off[first]) <= 2 * shape_bound

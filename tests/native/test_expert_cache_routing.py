@@ -53,7 +53,12 @@ def routing(pattern: str, tokens: int, seed: int) -> list[list[list[int]]]:
     return rows
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=10,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     pattern=st.sampled_from(["uniform", "hot", "cycle"]),
     slots=st.integers(1, EXPERTS),
