@@ -342,9 +342,11 @@ static int run_one_arm(const run_options & o, const std::string & text, llama_mo
 
     decoder dec(o, ctx, llama_model_get_vocab(model));
 
+    const int64_t t_prompt = ggml_time_us();
     for (int32_t left = o.n_prompt; left > 0; left -= o.n_batch) {
         dec.decode(std::min(left, o.n_batch), false, nullptr);
     }
+    const double prompt_s = (ggml_time_us() - t_prompt)/1e6;
 
     int32_t n_calls  = 0;
     int64_t n_tokens = 0;
@@ -377,10 +379,10 @@ static int run_one_arm(const run_options & o, const std::string & text, llama_mo
     if (fn_expert_cache * cache = fn_expert_cache_get(ctx)) {
         fn_expert_cache_get_stats(cache, &stats);
     }
-    printf("{\"event\":\"arm\",\"arm\":\"%s\",\"calls\":%d,\"tokens\":%" PRId64 ",\"seconds\":%.6f,\"tokens_per_s\":%.3f,"
+    printf("{\"event\":\"arm\",\"arm\":\"%s\",\"calls\":%d,\"tokens\":%" PRId64 ",\"prompt_s\":%.6f,\"seconds\":%.6f,\"tokens_per_s\":%.3f,"
            "\"steps\":%" PRIu64 ",\"hits\":%" PRIu64 ",\"misses\":%" PRIu64 ",\"uploads\":%" PRIu64 ",\"cpu_rows\":%" PRIu64 ","
            "\"capacity\":%" PRIu64 ",\"size_bytes\":%" PRIu64 ",\"generation\":%" PRIu64 ",\"n_devices\":%d}\n",
-           text.c_str(), n_calls, n_tokens, t_s, n_tokens/t_s,
+           text.c_str(), n_calls, n_tokens, prompt_s, t_s, n_tokens/t_s,
            stats.n_steps, stats.hits, stats.misses, stats.uploads, stats.cpu_rows,
            stats.capacity, stats.size_bytes, stats.generation, stats.n_devices);
     fflush(stdout);
