@@ -4,12 +4,13 @@
     python tests/gpu/expert_cache_bench.py --bin BIN --model bench.gguf --part overlap --out cache.jsonl
     python tests/gpu/expert_cache_bench.py --bin BIN --model bench.gguf --part load    --out cache.jsonl
 
-decode   stock host experts against 48, 150 and 256 slots, forwards and backwards (ABBA) on one loaded model, one token
-         and four (the shape of a verify batch); then all experts in device memory, the upper bound
-overlap  hits and misses together against one after the other; and uploads that arrive late into poisoned slots, whose
-         logits have to stay as they are
-load     from the page cache and without it: pinned, pageable, the stock loader, against a plain parallel read; and a
-         prompt from pinned and from pageable memory
+decode stock host experts against 48, 150 and 256 slots, forwards and backwards (ABBA) on one loaded model,
+         one token and four (the shape of a verify batch); then all experts in device memory, the upper
+         bound
+overlap hits and misses together against one after the other; and uploads that arrive late into poisoned
+         slots, whose logits have to stay as they are
+load from the page cache and without it: pinned, pageable, the stock loader, against a plain parallel read;
+         and a prompt from pinned and from pageable memory
 """
 
 from __future__ import annotations
@@ -127,8 +128,12 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", type=Path, required=True, help="folder with fn-expert-cache-run and its libraries")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--bin", type=Path, required=True, help="folder with fn-expert-cache-run and its libraries"
+    )
     parser.add_argument("--model", type=Path, required=True, help="the bench model, one file")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended")
     parser.add_argument("--part", choices=["decode", "overlap", "load"], required=True)

@@ -1,10 +1,12 @@
 """A synthetic routing trace with the locality that was published for the real model.
 
-Random weights route nearly at random, so a synthetic model by itself says nothing about a cache. The trace draws, for
-each lane, a depth in the layer's stack of recently used experts: 67 % within the last 64 distinct experts and 81 %
-within the last 128. An LRU of N slots without limits then hits where the depth is below N.
+Random weights route nearly at random, so a synthetic model by itself says nothing about a cache. The trace
+draws, for each lane, a depth in the layer's stack of recently used experts: 67 % within the last 64
+distinct experts and 81 % within the last 128. An LRU of N slots without limits then hits where the depth is
+below N.
 
     python tests/gpu/expert_cache_trace.py --layers 12 --experts 512 --used 10 --rows 1024 --out trace.bin
+
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ def write(path: Path, layers: list[list[list[int]]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--experts", type=int, default=512)
     parser.add_argument("--used", type=int, default=10)

@@ -14,7 +14,7 @@ Row = Sequence[int]
 
 
 def write_trace(path: Path, rows: Sequence[Sequence[Row]]) -> Path:
-    """Routing for the switch FN_EXPERT_CACHE_ROUTING: rows[token][layer] = the experts of one token in one layer."""
+    """Routing for FN_EXPERT_CACHE_ROUTING: rows[token][layer] = the experts of one token in one layer."""
     layers, used = len(rows[0]), len(rows[0][0])
     flat = [expert for token in rows for layer in token for expert in layer]
     head = struct.pack("<4s4i", b"FNRT", 1, layers, used, len(rows))
@@ -36,7 +36,7 @@ class LayerLru:
     resident: OrderedDict[int, int] = field(default_factory=OrderedDict)  # expert -> slot
 
     def step(self, ids: Sequence[int]) -> tuple[list[int], list[list[int]]]:
-        """Lanes of one step in order -> slot of each lane (-1: miss), and what is uploaded: [expert, slot, evicted]."""
+        """Lanes of a step in order -> slot of each (-1: miss), and uploads: [expert, slot, evicted]."""
         lanes: list[int] = []
         wanted: list[int] = []
         hit: set[int] = set()

@@ -1,4 +1,4 @@
-"""The driver of the expert cache as an object of a test: arms that differ in the cache alone, on one model."""
+"""The driver of the expert cache in a test: arms that differ in the cache alone, on one model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from native_servers import VirtualGpu
 
 from flashnext.model.synth import EXPERT_TYPES, SynthRequest, synthesise
 
-# The pinned CPU backend multiplies eight and more rows of one expert with another kernel, in another order of sums.
-# The comparisons to the byte are between equal kernels, so both processes run with it off.
+# The pinned CPU backend multiplies eight and more rows of one expert with another kernel, in another order
+# of sums. The comparisons to the byte are between equal kernels, so both processes run with it off.
 PLAIN_KERNELS = {"GGML_CPU_TILED_MM": "0"}
 
 # The writer quantises F16 and only lacks the name.
@@ -65,7 +65,7 @@ def run(
     arms: Sequence[str],
     *options: str,
 ) -> list[Arm]:
-    """Run the arms in order in one process. Fails when an arm is refused or the program ends with an error."""
+    """Run the arms in order in one process. Fails when an arm is refused or the program ends in error."""
     argv = [bin_dir / "fn-expert-cache-run", "-m", gguf, "--rpc", endpoints, "--schedule", schedule]
     argv += ["--ctx", "4096", *options]
     files = [folder / f"logits-{i}.bin" for i in range(len(arms))]

@@ -1,14 +1,15 @@
 """The cache does not change what the model computes.
 
-Merge mode (a test switch) adds hits and misses lane by lane in the order of the stock graph: on virtual GPUs, where
-both run the same kernels, the logits are equal to the byte. Production adds two partial sums: equal up to the rounding
-of that sum.
+Merge mode (a test switch) adds hits and misses lane by lane in the order of the stock graph: on virtual
+GPUs, where both run the same kernels, the logits are equal to the byte. Production adds two partial sums:
+equal up to the rounding of that sum.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -48,20 +49,19 @@ def slots_of(name: str, experts: int) -> int:
     return experts if name == "all" else min(int(name), experts)
 
 
+Models = Callable[[str, str], Path]
+
+
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
-    return {}
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Models by kind and expert type, each written once."""
 
+    @functools.cache
+    def get(kind: str, expert_type: str) -> Path:
+        folder = tmp_path_factory.mktemp(f"{kind}-{expert_type}")
+        return model(kind, folder, None if expert_type == "mix" else expert_type)
 
-def get_model(
-    cache: dict[tuple[str, str], Path], factory: pytest.TempPathFactory, kind: str, expert_type: str
-) -> Path:
-    key = (kind, expert_type)
-    if key not in cache:
-        cache[key] = model(
-            kind, factory.mktemp(f"{kind}-{expert_type}"), None if expert_type == "mix" else expert_type
-        )
-    return cache[key]
+    return get
 
 
 def assert_books(arm: Arm, *, layers: int, used: int) -> None:
@@ -72,15 +72,11 @@ def assert_books(arm: Arm, *, layers: int, used: int) -> None:
 
 @pytest.mark.parametrize("case", list(pairwise(AXES)), ids=lambda case: "-".join(map(str, case)))
 def test_merged_logits_are_equal_to_the_byte(
-    case: tuple[str, str, int, int],
-    native_build: NativeBuild,
-    models: dict[tuple[str, str], Path],
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    case: tuple[str, str, int, int], native_build: NativeBuild, models: Models, tmp_path: Path
 ) -> None:
     expert_type, slots, devices, inserts = case
     kind, experts, layers, used = ("demo", 512, 8, 10) if slots == "150" else ("tiny", 32, 8, 4)
-    gguf = get_model(models, tmp_path_factory, kind, expert_type)
+    gguf = models(kind, expert_type)
     with virtual_gpus(native_build.bin, tmp_path, devices) as endpoints:
         arm = f"slots={slots_of(slots, experts)},inserts={inserts},merge=1"
         off, on = run(
@@ -95,15 +91,11 @@ def test_merged_logits_are_equal_to_the_byte(
 
 @pytest.mark.parametrize("kind", ["tiny", "demo"])
 def test_two_hundred_steps_are_equal_to_the_byte(
-    kind: str,
-    native_build: NativeBuild,
-    models: dict[tuple[str, str], Path],
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    kind: str, native_build: NativeBuild, models: Models, tmp_path: Path
 ) -> None:
-    """Greedy text, so that the routing is the model's own; also with late uploads into poisoned slots, and across a
-    release and restore."""
-    gguf = get_model(models, tmp_path_factory, kind, "mix")
+    """Greedy text, so that the routing is the model's own; also with late uploads into poisoned slots, and
+    across a release and restore."""
+    gguf = models(kind, "mix")
     slots = 16 if kind == "tiny" else 150
     arms = [
         "slots=0",
@@ -117,19 +109,16 @@ def test_two_hundred_steps_are_equal_to_the_byte(
     assert off.logits is not None
     for arm in others:
         assert arm.logits is not None and arm.logits.tobytes() == off.logits.tobytes()
-        assert 0 < arm.counters["hits"]
+        assert arm.counters["hits"] > 0
     assert others[2].counters["generation"] == 2
     # what was in the slots before the release is in them after the restore
     assert others[2].counters["hits"] == others[0].counters["hits"]
 
 
 def test_a_batch_over_the_limit_takes_the_stock_path(
-    native_build: NativeBuild,
-    models: dict[tuple[str, str], Path],
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    native_build: NativeBuild, models: Models, tmp_path: Path
 ) -> None:
-    gguf = get_model(models, tmp_path_factory, "tiny", "mix")
+    gguf = models("tiny", "mix")
     with virtual_gpus(native_build.bin, tmp_path, 1) as endpoints:
         off, on = run(
             native_build.bin,
@@ -147,14 +136,11 @@ def test_a_batch_over_the_limit_takes_the_stock_path(
 
 
 def test_two_partial_sums_differ_by_the_rounding_of_a_sum(
-    native_build: NativeBuild,
-    models: dict[tuple[str, str], Path],
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    native_build: NativeBuild, models: Models, tmp_path: Path
 ) -> None:
-    """Production against stock in layer 0, whose input is the same in both: two orders of a sum of n terms differ by at
-    most 2(n-1)u times the sum of their magnitudes, u = 2**-24."""
-    gguf = get_model(models, tmp_path_factory, "demo", "mix")
+    """Production against stock in layer 0, whose input is the same in both: two orders of a sum of n terms
+    differ by at most 2(n-1)u times the sum of their magnitudes, u = 2**-24."""
+    gguf = models("demo", "mix")
     names = ("ffn_moe_out-0", "ffn_moe_weighted-0")
     nodes = [option for name in names for option in ("--node", name)]
     with virtual_gpus(native_build.bin, tmp_path, 1) as endpoints:
@@ -177,15 +163,11 @@ def top_two_gap(row: np.ndarray) -> float:  # type: ignore[type-arg]
 
 @pytest.mark.parametrize("kind", ["tiny", "demo"])
 def test_production_text_diverges_only_at_ties(
-    kind: str,
-    native_build: NativeBuild,
-    models: dict[tuple[str, str], Path],
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    kind: str, native_build: NativeBuild, models: Models, tmp_path: Path
 ) -> None:
-    """The yardstick is what a change of the batch's shape alone does to a logit, measured here on the stock graph. Two
-    logits that move by as much can change places where they are at most twice that apart."""
-    gguf = get_model(models, tmp_path_factory, kind, "mix")
+    """The yardstick is what a change of the batch's shape alone does to a logit, measured on the stock graph.
+    Two logits that move by as much can change places where they are at most twice that apart."""
+    gguf = models(kind, "mix")
     slots = 16 if kind == "tiny" else 150
     with virtual_gpus(native_build.bin, tmp_path, 2) as endpoints:
         one, *others = (

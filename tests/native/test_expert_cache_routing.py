@@ -1,4 +1,4 @@
-"""The cache follows its rules: a plain LRU replays the routing and predicts every lane, upload and eviction."""
+"""The cache follows its rules: a plain LRU replays the routing and predicts lanes, uploads, evictions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def endpoints(native_build: NativeBuild, tmp_path_factory: pytest.TempPathFactor
 
 
 def routing(pattern: str, tokens: int, seed: int) -> list[list[list[int]]]:
-    """[token][layer][lane]. uniform: no locality; hot: a working set that drifts; cycle: the worst case of an LRU."""
+    """[token][layer][lane]. uniform: no locality; hot: a drifting working set; cycle: the worst of an LRU."""
     rng = random.Random(seed)
     rows = []
     for token in range(tokens):
@@ -121,7 +121,7 @@ def test_an_lru_in_python_predicts_every_step(
 def test_the_override_routes_the_stock_graph_too(
     native_build: NativeBuild, tiny: Path, endpoints: str, tmp_path: Path
 ) -> None:
-    """Both arms of a comparison see the same synthetic routing, and it changes what the router would have done."""
+    """Both arms of a comparison see the same synthetic routing, which is not what the router would do."""
     trace = write_trace(tmp_path / "trace.bin", routing("hot", 40, 1))
     arms = ["slots=0", f"slots=0,routing={trace}", f"slots=8,merge=1,routing={trace}"]
     free, off, on = run(native_build.bin, tiny, endpoints, tmp_path, "1x40", arms)

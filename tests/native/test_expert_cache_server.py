@@ -126,8 +126,8 @@ def test_layers_on_the_cpu(llama_server: Server) -> None:
 def test_slots_that_do_not_fit(
     native_build: NativeBuild, vgpu: Vgpu, llama_server: Server, tmp_path: Path
 ) -> None:
-    """Refused with what is needed, what is free and the largest number that fits; that number then starts, the next
-    one does not."""
+    """Refused with what is needed, what is free and the largest number that fits; that number then starts,
+    the next one does not."""
     gguf = model("demo", tmp_path)
 
     def start(slots: int, ready_s: float | None) -> LlamaServer:
