@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,7 +25,8 @@ SLOTS = ("1", "16", "150", "all")
 DEVICES = (1, 2, 3)
 INSERTS = (1, 2, 4)
 AXES: tuple[tuple[object, ...], ...] = (TYPES, SLOTS, DEVICES, INSERTS)
-EVERY_BATCH = "1x4," + ",".join(f"{n}x1" for n in (*range(1, 33),))
+# every size of batch in each type of expert: a type has four cases or more, and each takes every fourth size
+BATCHES = tuple("1x4," + ",".join(f"{n}x2" for n in range(first, 33, 4)) for first in (1, 2, 3, 4))
 
 
 def pairwise(axes: tuple[tuple[object, ...], ...]) -> Iterator[tuple[object, ...]]:
@@ -70,17 +72,28 @@ def assert_books(arm: Arm, *, layers: int, used: int) -> None:
     assert counters["cpu_rows"] == counters["misses"]
 
 
-@pytest.mark.parametrize("case", list(pairwise(AXES)), ids=lambda case: "-".join(map(str, case)))
+def cases() -> list[tuple[object, ...]]:
+    """The pairwise cases, each with its batches."""
+    seen: Counter[object] = Counter()
+    found = []
+    for case in pairwise(AXES):
+        found.append((*case, BATCHES[seen[case[0]] % len(BATCHES)]))
+        seen[case[0]] += 1
+    assert min(seen.values()) >= len(BATCHES)
+    return found
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: "-".join(map(str, case[:-1])))
 def test_merged_logits_are_equal_to_the_byte(
-    case: tuple[str, str, int, int], native_build: NativeBuild, models: Models, tmp_path: Path
+    case: tuple[str, str, int, int, str], native_build: NativeBuild, models: Models, tmp_path: Path
 ) -> None:
-    expert_type, slots, devices, inserts = case
+    expert_type, slots, devices, inserts, batches = case
     kind, experts, layers, used = ("demo", 512, 8, 10) if slots == "150" else ("tiny", 32, 8, 4)
     gguf = models(kind, expert_type)
     with virtual_gpus(native_build.bin, tmp_path, devices) as endpoints:
         arm = f"slots={slots_of(slots, experts)},inserts={inserts},merge=1"
         off, on = run(
-            native_build.bin, gguf, endpoints, tmp_path, EVERY_BATCH, ["slots=0", arm], "--repeat", "40"
+            native_build.bin, gguf, endpoints, tmp_path, batches, ["slots=0", arm], "--repeat", "40"
         )
     assert on.counters["n_devices"] == devices
     assert on.counters["hits"] > 0

@@ -7,7 +7,7 @@
 #include "llama-mmap.h"
 #include "llama-model-loader.h"
 
-#include "ggml-backend-impl.h"
+#include "../ggml/src/ggml-backend-impl.h"
 
 #include <algorithm>
 #include <cstdlib>
