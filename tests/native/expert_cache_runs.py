@@ -30,7 +30,7 @@ def model(kind: str, folder: Path, expert_type: str | None = None, seed: int = 0
 
 
 @contextmanager
-def virtual_gpus(bin_dir: Path, folder: Path, count: int) -> Iterator[str]:
+def virtual_gpus(bin_dir: Path, folder: Path, count: int, *options: str) -> Iterator[str]:
     """Endpoints of virtual GPUs with the plain kernels, comma separated."""
     wrapped = folder / "plain-bin"
     wrapped.mkdir(exist_ok=True)
@@ -41,7 +41,7 @@ def virtual_gpus(bin_dir: Path, folder: Path, count: int) -> Iterator[str]:
     gpus: list[VirtualGpu] = []
     try:
         for _ in range(count):
-            gpus.append(VirtualGpu(wrapped, folder, "--threads", "1"))
+            gpus.append(VirtualGpu(wrapped, folder, "--threads", "1", *options))
         yield ",".join(gpu.endpoint for gpu in gpus)
     finally:
         for gpu in gpus:

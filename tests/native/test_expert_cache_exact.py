@@ -203,3 +203,21 @@ def test_production_text_diverges_only_at_ties(
     assert moved <= 2 * shape_bound
     if first < len(same):
         assert top_two_gap(off[first]) <= 2 * shape_bound
+
+
+def test_one_wrong_byte_in_a_slot_is_seen(native_build: NativeBuild, models: Models, tmp_path: Path) -> None:
+    """The comparisons above can fail: the same run with one byte of an upload inverted has other logits."""
+    gguf = models("tiny", "mix")
+    arms = ["slots=0", "slots=24,merge=1"]
+    with virtual_gpus(native_build.bin, tmp_path, 1) as endpoints:
+        off, on = run(native_build.bin, gguf, endpoints, tmp_path, "1x40", arms, "--repeat", "8")
+    assert off.logits is not None and on.logits is not None
+    assert off.logits.tobytes() == on.logits.tobytes()
+
+    wrong = 0
+    for nth in (400, 700, 1000):  # writes to the device: inputs of splits, and slots
+        with virtual_gpus(native_build.bin, tmp_path, 1, "--fault", f"upload-corrupt:{nth}") as endpoints:
+            (bad,) = run(native_build.bin, gguf, endpoints, tmp_path, "1x40", arms[1:], "--repeat", "8")
+        assert bad.logits is not None
+        wrong += bad.logits.tobytes() != off.logits.tobytes()
+    assert wrong > 0

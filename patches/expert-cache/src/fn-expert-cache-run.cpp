@@ -88,6 +88,7 @@ static run_arm parse_arm(const std::string & text) {
         else if (key == "merge")      { arm.env["FN_EXPERT_CACHE_MERGE"]     = value; }
         else if (key == "serial")     { arm.env["FN_EXPERT_CACHE_SERIAL"]    = value; }
         else if (key == "late")       { arm.env["FN_EXPERT_CACHE_TEST_LATE"] = value; }
+        else if (key == "spin")       { arm.env["FN_EXPERT_CACHE_SPIN_US"]   = value; }
         else if (key == "routing")    { arm.env["FN_EXPERT_CACHE_ROUTING"]   = value; }
         else if (key == "dump")       { arm.env["FN_EXPERT_CACHE_DUMP"]      = value; }
         else { fail("arm: unknown key " + key); }
@@ -292,7 +293,7 @@ struct node_writer {
 static int run_one_arm(const run_options & o, const std::string & text, llama_model * model) {
     const run_arm arm = parse_arm(text);
 
-    for (const char * name : { "MERGE", "SERIAL", "TEST_LATE", "ROUTING", "DUMP" }) {
+    for (const char * name : { "MERGE", "SERIAL", "TEST_LATE", "SPIN_US", "ROUTING", "DUMP" }) {
         unsetenv((std::string("FN_EXPERT_CACHE_") + name).c_str());
     }
     for (const auto & item : arm.env) {

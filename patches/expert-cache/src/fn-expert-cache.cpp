@@ -185,7 +185,9 @@ int32_t fn_expert_cache::init_memory() {
     // the thread that drives the graph helps, so it is one of the context's threads
     const int32_t n_threads = (int32_t) std::max<uint32_t>(1, ctx.n_threads());
     const char *  spin      = getenv("FN_EXPERT_CACHE_SPIN_US");
-    const int32_t spin_us   = spin ? atoi(spin) : (int32_t) std::thread::hardware_concurrency() > n_threads ? 100 : 0;
+    // longer than a layer takes, so that workers sleep between steps and not between layers; never on cores that are
+    // all taken
+    const int32_t spin_us   = spin ? atoi(spin) : (int32_t) std::thread::hardware_concurrency() > n_threads ? 1000 : 0;
 
     miss.reset(new fn_expert_miss(n_threads - 1, spin_us));
 

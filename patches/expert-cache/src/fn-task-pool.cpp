@@ -2,6 +2,15 @@
 
 #include <chrono>
 
+// a step of waiting that leaves the core to its other half
+static void fn_relax() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#else
+    std::this_thread::yield();
+#endif
+}
+
 fn_task_pool::fn_task_pool(int32_t n_workers, int32_t spin_us) : spin_us(spin_us) {
     for (int32_t i = 0; i < n_workers; ++i) {
         threads.emplace_back([this]() { work(); });
@@ -38,7 +47,9 @@ void fn_task_pool::work() {
         if (spin_us > 0) {
             const auto t_end = std::chrono::steady_clock::now() + std::chrono::microseconds(spin_us);
             while (epoch.load() == seen && std::chrono::steady_clock::now() < t_end) {
-                std::this_thread::yield();
+                for (int32_t i = 0; i < 32; ++i) {
+                    fn_relax();
+                }
             }
         }
         {
