@@ -41,7 +41,7 @@ def test_device_memory_is_given_back_and_taken_again(
 def test_a_refused_allocation_leaves_the_cache_failed(
     native_build: NativeBuild, vgpu: Callable[..., VirtualGpu], tiny_model: Path
 ) -> None:
-    """The n-th allocation of the run is the one of the restore: found by counting those of a run without it."""
+    """The n-th allocation of the run is the restore's: found by counting those of a run without it."""
     gpu = vgpu()
     assert drive(native_build.bin, tiny_model, gpu.endpoint, "slots=16").returncode == 0
     count = gpu.books()["allocations"]
