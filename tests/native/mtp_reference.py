@@ -34,10 +34,10 @@ def read_dump(path: Path) -> Dump:
 
 
 class Head:
-    """The F32 tensors and hyperparameters of a head file; `trunk` lends what a shared head leaves out."""
+    """The F32 tensors and hyperparameters of a standalone head file."""
 
-    def __init__(self, head: Path, trunk: Path) -> None:
-        self._files = (GGUFReader(head), GGUFReader(trunk))
+    def __init__(self, path: Path) -> None:
+        self._file = GGUFReader(path)
         self.block = int(self.key("block_count")) - 1
         self.width = int(self.key("embedding_length"))
         self.streams = int(self.key("hyper_connection.count"))
@@ -54,19 +54,16 @@ class Head:
         self.top_k = int(self.key("attention.indexer.top_k"))
 
     def key(self, name: str, index: int = 0) -> Any:
-        field = self._files[0].fields[f"qwen4exp.{name}"]
+        field = self._file.fields[f"qwen4exp.{name}"]
         return field.parts[field.data[index]][0]
 
     def __getitem__(self, name: str) -> Array:
         """A tensor of the block by its short name, or one of the two vocabulary tensors."""
         full = name if name in ("token_embd", "output") else f"blk.{self.block}.{name}"
-        for file in self._files:
-            for tensor in file.tensors:
-                if tensor.name == f"{full}.weight":
-                    if tensor.data.dtype != np.float32:
-                        raise TypeError(f"{full} is not F32: quantised weights would hide errors")
-                    return np.asarray(tensor.data, np.float64)
-        raise KeyError(full)
+        tensor = next(t for t in self._file.tensors if t.name == f"{full}.weight")
+        if tensor.data.dtype != np.float32:
+            raise TypeError(f"{full} is not F32: quantised weights would hide errors")
+        return np.asarray(tensor.data, np.float64)
 
 
 def sigmoid(x: Array) -> Array:
@@ -96,7 +93,7 @@ def rope(x: Array, positions: Array, n_rot: int, base: float) -> Array:
 
 
 def mix(head: Head, x: Array, prefix: str) -> tuple[Array, Array]:
-    """Streams [T, S, E] to one vector [T, E]; also the normed streams [T, W], which the scatter weights read."""
+    """Streams [T, S, E] to one vector [T, E]; also the normed streams [T, W], for the scatter weights."""
     tokens = x.shape[0]
     normed = rms(x, head.eps) * head[f"{prefix}_norm"].reshape(head.streams, head.width)
     flat = normed.reshape(tokens, -1)
@@ -113,8 +110,9 @@ def combine(head: Head, x: Array, flat: Array, out: Array, prefix: str) -> Array
 def selection(head: Head, cur: Array) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which tokens each token may attend to, [T, T], and for which rows that is well defined, [T].
 
-    The selection is top_k + ratio - 1 cells: the incomplete tail, then the best blocks. When the tail is shorter
-    than ratio - 1 the last block is cut, and which of its cells stay is a tie; so it is when the last score is 0.
+    The selection is top_k + ratio - 1 cells: the incomplete tail, then the best blocks. When the tail is
+    shorter than ratio - 1 the last block is cut, and which of its cells stay is a tie; so it is when the last
+    score is 0.
     """
     tokens, r = cur.shape[0], head.ratio
     causal = np.tril(np.ones((tokens, tokens), bool))
@@ -173,12 +171,16 @@ def experts(head: Head, cur: Array) -> Array:
     for t, x in enumerate(cur):
         chosen = np.argsort(-probs[t], kind="stable")[: head.used]
         weights = probs[t, chosen] / probs[t, chosen].sum()
-        out[t] = sum(w * (down[e] @ (silu(gate[e] @ x) * (up[e] @ x))) for e, w in zip(chosen, weights, strict=True))
-    shared = (silu(cur @ head["ffn_gate_shexp"].T) * (cur @ head["ffn_up_shexp"].T)) @ head["ffn_down_shexp"].T
+        parts = (down[e] @ (silu(gate[e] @ x) * (up[e] @ x)) for e in chosen)
+        out[t] = sum(weight * part for weight, part in zip(weights, parts, strict=True))
+    shared = silu(cur @ head["ffn_gate_shexp"].T) * (cur @ head["ffn_up_shexp"].T)
+    shared = shared @ head["ffn_down_shexp"].T
     return np.asarray(out + shared * sigmoid(cur @ head["ffn_gate_inp_shexp"].reshape(-1))[:, None])
 
 
-def step(head: Head, tokens: NDArray[np.int32], hidden: Array, whole_row: bool) -> tuple[Array, Array, NDArray[np.bool_]]:
+def step(
+    head: Head, tokens: NDArray[np.int32], hidden: Array, whole_row: bool
+) -> tuple[Array, Array, NDArray[np.bool_]]:
     """Residual [T, W], logits [T, V], and the rows [T] for which sparse selection leaves no tie open."""
     n = tokens.shape[0]
     streams = (n, head.streams, head.width)

@@ -32,7 +32,7 @@ const llama_model * fn_mtp_qwen4exp_target(const llama_model & model, const llam
             throw std::runtime_error(format("the MTP head borrows %s as [%u, %u], the target has [%lld, %lld]", name,
                         model.hparams.n_embd, model.vocab.n_tokens(), (long long) other->ne[0], (long long) other->ne[1]));
         }
-        LLAMA_LOG_INFO("%s: the MTP head borrows %s from the target\n", __func__, name);
+        LLAMA_LOG_INFO("fn_mtp: the MTP head borrows %s from the target\n", name);
     };
 
     check("token_embd", model.tok_embd, target->tok_embd);
@@ -72,7 +72,7 @@ void fn_mtp_qwen4exp_add_backends(const llama_model & model, const llama_cparams
             throw std::runtime_error(format("failed to initialize %s for the borrowed tensor %s", ggml_backend_dev_name(dev), t->name));
         }
 
-        LLAMA_LOG_INFO("%s: adding %s, which holds the borrowed tensor %s\n", __func__, ggml_backend_dev_name(dev), t->name);
+        LLAMA_LOG_INFO("fn_mtp: adding %s, which holds the borrowed tensor %s\n", ggml_backend_dev_name(dev), t->name);
         backends.emplace_back(backend);
     }
 }

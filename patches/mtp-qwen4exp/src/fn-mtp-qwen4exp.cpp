@@ -30,6 +30,32 @@ struct fn_graph_mtp_qwen4exp : public llama_model_qwen4exp::graph {
     ggml_tensor * build_inp_residual(int il);
 
     ggml_tensor * build_attention(ggml_tensor * cur, int il);
+
+    // keeps an input allocated that no node reads, for input objects that fill it all the same
+    void build_keep(ggml_tensor * inp);
+
+    // the part of the attention that a batch without outputs leaves behind: its rows in the caches
+    void build_store(ggml_tensor * cur, int il);
+};
+
+// where the indexer's keys of a batch go; the trunk's input object for it belongs to the selection, which a store skips
+class fn_graph_input_index_store : public llm_graph_input_i {
+public:
+    explicit fn_graph_input_index_store(const llama_memory_hybrid_idx_context * mctx) : mctx(mctx) {}
+
+    void set_input(const llama_ubatch * ubatch) override {
+        mctx->get_idx()->set_input_k_idxs(k_idxs, ubatch);
+    }
+
+    bool can_reuse(const llm_graph_params & params) override {
+        mctx = static_cast<const llama_memory_hybrid_idx_context *>(params.mctx);
+
+        return k_idxs->ne[0] == params.ubatch.n_tokens;
+    }
+
+    ggml_tensor * k_idxs = nullptr; // [n_tokens]
+
+    const llama_memory_hybrid_idx_context * mctx;
 };
 
 ggml_tensor * fn_graph_mtp_qwen4exp::build_inp_residual(int il) {
@@ -82,6 +108,11 @@ ggml_tensor * fn_graph_mtp_qwen4exp::build_inp_residual(int il) {
     return ggml_reshape_3d(ctx0, cur, n_embd, hc, n_tokens);
 }
 
+void fn_graph_mtp_qwen4exp::build_keep(ggml_tensor * inp) {
+    // a view and not the bare input: the allocator notices a leaf that has grown through a node that reads it only
+    ggml_build_forward_expand(gf, ggml_view_1d(ctx0, inp, 1, 0));
+}
+
 ggml_tensor * fn_graph_mtp_qwen4exp::build_attention(ggml_tensor * cur, int il) {
     int sections[4];
     std::copy(std::begin(hparams.rope_sections), std::begin(hparams.rope_sections) + 4, sections);
@@ -94,10 +125,62 @@ ggml_tensor * fn_graph_mtp_qwen4exp::build_attention(ggml_tensor * cur, int il) 
 
     auto * inp = build_inp_mem_hybrid();
 
-    // no recurrent layer reads the state map, but the input object fills it: it must be allocated
-    ggml_build_forward_expand(gf, inp->get_recr()->s_copy);
+    build_keep(inp->get_recr()->s_copy); // there is no recurrent layer
 
     return build_layer_attn(inp->get_attn(), static_cast<const llama_memory_hybrid_idx_context *>(inp->mctx), cur, inp_pos, sections, il);
+}
+
+void fn_graph_mtp_qwen4exp::build_store(ggml_tensor * cur, int il) {
+    const auto & layer = model.layers[il];
+
+    const int64_t hd     = hparams.n_embd_head_k(il);
+    const int64_t n_kv_h = hparams.n_head_kv(il);
+
+    int sections[4];
+    std::copy(std::begin(hparams.rope_sections), std::begin(hparams.rope_sections) + 4, sections);
+
+    llm_graph_input_attn_kv * inp = nullptr;
+
+    if (hparams.dsv4_compress_ratios[il] == 0) {
+        inp = build_attn_inp_kv();
+    } else {
+        auto * inp_hyb = build_inp_mem_hybrid();
+        inp = inp_hyb->get_attn();
+
+        build_keep(inp_hyb->get_recr()->s_copy);
+        build_keep(inp->self_kq_mask);
+
+        const auto * mctx_hyb = static_cast<const llama_memory_hybrid_idx_context *>(inp_hyb->mctx);
+
+        auto store = std::make_unique<fn_graph_input_index_store>(mctx_hyb);
+        store->k_idxs = mctx_hyb->get_idx()->build_input_k_idxs(ctx0, ubatch);
+
+        ggml_tensor * k_raw = build_lora_mm(layer.index_k_proj, cur);
+        k_raw = ggml_reshape_3d(ctx0, k_raw, hparams.indexer_head_size, 1, n_tokens);
+        ggml_build_forward_expand(gf, mctx_hyb->get_idx()->cpy_k(ctx0, k_raw, store->k_idxs, il));
+
+        res->add_input(std::move(store));
+    }
+
+    ggml_tensor * k = build_lora_mm(layer.wk, cur, layer.wk_s);
+    k = ggml_reshape_3d(ctx0, k, hd, n_kv_h, n_tokens);
+    k = build_norm(k, layer.attn_k_norm, nullptr, LLM_NORM_RMS, il);
+    k = ggml_rope_multi(ctx0, k, build_inp_pos(), nullptr, n_rot, sections, rope_type, n_ctx_orig, freq_base, freq_scale,
+            ext_factor, attn_factor, beta_fast, beta_slow);
+
+    ggml_tensor * v = build_lora_mm(layer.wv, cur, layer.wv_s);
+    v = ggml_reshape_3d(ctx0, v, hd, n_kv_h, n_tokens);
+
+    // a quantised cache stores rotated rows
+    if (inp->self_k_rot) {
+        k = llama_mul_mat_hadamard(ctx0, k, inp->self_k_rot);
+    }
+    if (inp->self_v_rot) {
+        v = llama_mul_mat_hadamard(ctx0, v, inp->self_v_rot);
+    }
+
+    ggml_build_forward_expand(gf, inp->mctx->cpy_k(ctx0, k, inp->get_k_idxs(), il));
+    ggml_build_forward_expand(gf, inp->mctx->cpy_v(ctx0, v, inp->get_v_idxs(), il));
 }
 
 fn_graph_mtp_qwen4exp::fn_graph_mtp_qwen4exp(const llama_model & model, const llm_graph_params & params) :
@@ -114,14 +197,20 @@ fn_graph_mtp_qwen4exp::fn_graph_mtp_qwen4exp(const llama_model & model, const ll
     ggml_tensor * res_hc = build_inp_residual(il);
     ggml_build_forward_expand(gf, res_hc);
 
-    ggml_tensor * inp_out_ids = build_inp_out_ids();
-
     ggml_tensor * inject = nullptr;
     ggml_tensor * cur = build_hc_mix(res_hc, layer.hc_attn_norm, layer.hc_attn_down, layer.hc_attn_up, layer.hc_attn_inject, &inject, il);
 
+    // catch-up over a prompt or a verified batch: nothing is sampled
+    if (n_outputs == 0) {
+        build_store(cur, il);
+        return;
+    }
+
     cur = build_attention(cur, il);
 
-    // below the attention everything is per token. catch-up batches have no output rows: they only fill the cache
+    ggml_tensor * inp_out_ids = build_inp_out_ids();
+
+    // below the attention everything is per token
     cur    = ggml_get_rows(ctx0, cur,    inp_out_ids);
     inject = ggml_get_rows(ctx0, inject, inp_out_ids);
     res_hc = ggml_get_rows(ctx0, ggml_reshape_2d(ctx0, res_hc, n_embd*hc, n_tokens), inp_out_ids);

@@ -1,9 +1,10 @@
 // Without arguments: the unit checks of fn_rs_range. With a mode: the part of the feature's tests that needs the
 // library's inside; a Python test drives it, holds the expectations and compares.
 //
-//   test-fn-mtp step     TRUNK HEAD N_TOKENS CHUNK OUT   one MTP pass over N tokens, dumped to OUT for the reference
+//   test-fn-mtp step     TRUNK HEAD N_TOKENS CHUNK QUIET OUT   one MTP pass over N tokens in chunks, dumped to OUT for
+//                        the reference; the first QUIET tokens are decoded without outputs, as a catch-up does
 //   test-fn-mtp rollback TRUNK                           what seq_rm allows, and that it is exact where it does
-//   test-fn-mtp shape    TRUNK SEED N_TOKENS DEPTH       how far the batch shape alone moves the logits
+//   test-fn-mtp shape    TRUNK SEED N_TOKENS DEPTH FA    how far the batch shape alone moves the logits; FA 0 or 1
 
 #include "fn-rs-range.h"
 
@@ -76,7 +77,8 @@ static void test_rs_range() {
 
 static llama_model_ptr load(const char * path, bool mtp) {
     auto params = llama_model_default_params();
-    params.load_mtp = mtp;
+    params.load_mtp        = mtp;
+    params.use_extra_bufts = false; // as with --no-repack
     llama_model_ptr model(llama_model_load_from_file(path, params));
     CHECK(model);
     return model;
@@ -101,11 +103,11 @@ static int32_t n_vocab(llama_context * ctx) {
     return llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
 }
 
-// decodes tokens[i0, i1) at their positions, with every row an output
-static void decode(llama_context * ctx, const tokens_t & tokens, int i0, int i1, const float * rows = nullptr, int n_embd = 0) {
+// decodes tokens[i0, i1) at their positions, by default with every row an output
+static void decode(llama_context * ctx, const tokens_t & tokens, int i0, int i1, const float * rows = nullptr, int n_embd = 0, bool output = true) {
     common_batch batch(ctx);
     for (int i = i0; i < i1; ++i) {
-        const int32_t idx = batch.add(tokens[i], i, 0, true);
+        const int32_t idx = batch.add(tokens[i], i, 0, output);
         if (rows) {
             CHECK(batch.set_embd(idx, { rows + (size_t) i*n_embd, 1, (size_t) n_embd }));
         }
@@ -131,8 +133,9 @@ static tokens_t random_tokens(int n, int vocab, int seed) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// file: int32 {n_tokens, width, vocab}, int32 tokens[n], f32 hidden[n, width] as fed, f32 residual[n, width], f32 logits[n, vocab]
-static int mode_step(const char * trunk, const char * head, int n, int chunk, const char * path) {
+// file: int32 {n_tokens, width, vocab}, int32 tokens[n], f32 hidden[n, width] as fed, f32 residual[n, width], f32 logits[n, vocab];
+// the output rows of quiet tokens are NaN
+static int mode_step(const char * trunk, const char * head, int n, int chunk, int quiet, const char * path) {
     auto model_tgt = load(trunk, false);
     auto model_dft = load(head,  true);
 
@@ -168,6 +171,12 @@ static int mode_step(const char * trunk, const char * head, int n, int chunk, co
     rows_t logits;
     for (int i0 = 0; i0 < n; i0 += chunk) {
         const int i1 = std::min(n, i0 + chunk);
+        if (i0 < quiet) {
+            decode(dft.get(), tokens, i0, i1, hidden.data(), n_embd, false);
+            residual.resize((size_t) i1*n_embd,             NAN);
+            logits  .resize((size_t) i1*n_vocab(dft.get()), NAN);
+            continue;
+        }
         decode(dft.get(), tokens, i0, i1, hidden.data(), n_embd);
         append_logits(dft.get(), i1 - i0, logits);
         for (int i = 0; i < i1 - i0; ++i) {
@@ -301,8 +310,9 @@ static int mode_rollback(const char * trunk) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// prints the largest distance between logits of tokens decoded one at a time and in batches of up to depth + 1
-static int mode_shape(const char * trunk, int seed, int n, int depth) {
+// prints the largest distance between logits of tokens decoded one at a time and in other shapes: the batches of up to
+// depth + 1 that verify drafts, and those that prompts are read in
+static int mode_shape(const char * trunk, int seed, int n, int depth, bool flash) {
     auto model = load(trunk, false);
 
     const int n_prompt = 24;
@@ -313,6 +323,7 @@ static int mode_shape(const char * trunk, int seed, int n, int depth) {
     params.n_threads       = 1;
     params.n_threads_batch = 1;
     params.n_rs_seq        = depth;
+    params.flash_attn_type = flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
 
     auto run = [&](int step) {
         llama_context_ptr ctx(llama_init_from_model(model.get(), params));
@@ -329,15 +340,22 @@ static int mode_shape(const char * trunk, int seed, int n, int depth) {
     };
 
     const rows_t ref = run(1);
-    float diff = 0.0f;
+    float diff_all = 0.0f;
+    std::vector<int> steps = { 8, 24, 64 };
     for (int step = 2; step <= depth + 1; ++step) {
+        steps.push_back(step);
+    }
+    for (int step : steps) {
         const rows_t got = run(step);
         CHECK(got.size() == ref.size());
+        float diff = 0.0f;
         for (size_t i = 0; i < ref.size(); ++i) {
             diff = std::max(diff, std::fabs(ref[i] - got[i]));
         }
+        printf("batches of %d: %g\n", step, diff);
+        diff_all = std::max(diff_all, diff);
     }
-    printf("shape: %.9g\n", diff);
+    printf("shape: %.9g\n", diff_all);
 
     return 0;
 }
@@ -359,14 +377,14 @@ int main(int argc, char ** argv) {
     ggml_backend_load_all();
     llama_backend_init();
 
-    if (mode == "step" && argc == 7) {
-        return mode_step(argv[2], argv[3], atoi(argv[4]), atoi(argv[5]), argv[6]);
+    if (mode == "step" && argc == 8) {
+        return mode_step(argv[2], argv[3], atoi(argv[4]), atoi(argv[5]), atoi(argv[6]), argv[7]);
     }
     if (mode == "rollback" && argc == 3) {
         return mode_rollback(argv[2]);
     }
-    if (mode == "shape" && argc == 6) {
-        return mode_shape(argv[2], atoi(argv[3]), atoi(argv[4]), atoi(argv[5]));
+    if (mode == "shape" && argc == 7) {
+        return mode_shape(argv[2], atoi(argv[3]), atoi(argv[4]), atoi(argv[5]), atoi(argv[6]) != 0);
     }
 
     fprintf(stderr, "usage: see the top of the source\n");
