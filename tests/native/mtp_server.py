@@ -53,7 +53,13 @@ class MtpServer(LlamaServer):
 
     def leave_after(self, prompt: Sequence[int], n_tokens: int) -> None:
         """A client that reads n_tokens of a long stream and goes away."""
-        body = {"prompt": list(prompt), "n_predict": 400, "temperature": 0, "stream": True, "ignore_eos": True}
+        body = {
+            "prompt": list(prompt),
+            "n_predict": 400,
+            "temperature": 0,
+            "stream": True,
+            "ignore_eos": True,
+        }
         with httpx.stream("POST", f"{self.url}/completion", json=body, timeout=60.0) as answer:
             seen = 0
             for line in answer.iter_lines():

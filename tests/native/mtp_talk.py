@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mtp_server import Completion, Server
+from mtp_server import Completion, MtpServer
 
 WORDS = 256  # the byte tokens; no control tokens in prompts
 
@@ -76,14 +76,14 @@ def conversation(seed: int) -> list[Turn]:
     return turns
 
 
-def ask(server: Server, turn: Turn, gaps: bool = False) -> Completion | None:
+def ask(server: MtpServer, turn: Turn, gaps: bool = False) -> Completion | None:
     if turn.leaves:
-        server.leave_after(list(turn.prompt), 20)
+        server.leave_after(turn.prompt, 20)
         return None
-    return server.complete(list(turn.prompt), turn.n_predict, gaps=gaps, ignore_eos=True, cache_prompt=True)
+    return server.tokens(turn.prompt, turn.n_predict, gaps=gaps)
 
 
-def run(server: Server, turns: Sequence[Turn], gaps: bool = False) -> dict[str, Completion]:
+def run(server: MtpServer, turns: Sequence[Turn], gaps: bool = False) -> dict[str, Completion]:
     done = {turn.name: ask(server, turn, gaps) for turn in turns}
     return {name: completion for name, completion in done.items() if completion is not None}
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mtp_models import Form, Models
-from mtp_server import Completion, Server, free_port
+from mtp_server import MTP, Completion, MtpServer
+from native_servers import VirtualGpu
 
 pytestmark = pytest.mark.native
 PROMPT = "The slots of a layer live on that layer's device."
@@ -21,9 +19,9 @@ HEAD_TYPES = ["q8_0", "bf16", "q4_k_m"]
 def drafter(form: Form, models: Models, **kind: Any) -> tuple[Path, list[str | Path]]:
     """The model file and the further arguments for a target with a head of this form."""
     if form == "embedded":
-        return models.embedded(**kind), ["--spec-type", "draft-mtp"]
+        return models.embedded(**kind), [*MTP]
     trunk = models.trunk(seed=kind.get("seed", 0), markov=kind.get("markov", False))
-    return trunk, ["-md", models.head(form, **kind), "--spec-type", "draft-mtp"]
+    return trunk, ["-md", models.head(form, **kind), *MTP]
 
 
 def assert_all_accepted(done: Completion) -> None:
@@ -38,11 +36,11 @@ def test_form_drafts_and_leaves_the_text_alone(
 ) -> None:
     """The markov fixture: the next token depends on the last one alone, and the head predicts it exactly."""
     model, args = drafter(form, mtp_models, markov=True, head_type=head_type)
-    with Server(native_build.bin, tmp_path, mtp_models.trunk(markov=True)) as plain:
-        expected = plain.complete(PROMPT, 48, ignore_eos=True)
+    with MtpServer(native_build.bin, tmp_path, mtp_models.trunk(markov=True)) as plain:
+        expected = plain.tokens(PROMPT, 48)
     assert "draft_n" not in expected.timings
-    with Server(native_build.bin, tmp_path, model, *args) as server:
-        done = server.complete(PROMPT, 48, ignore_eos=True)
+    with MtpServer(native_build.bin, tmp_path, model, *args) as server:
+        done = server.tokens(PROMPT, 48)
     assert done.tokens == expected.tokens
     if head_type == "q8_0":  # a coarser head than its trunk may miss now and then
         assert_all_accepted(done)
@@ -55,8 +53,8 @@ def test_known_acceptance_at_every_depth(
     native_build: Any, mtp_models: Models, tmp_path: Path, depth: int
 ) -> None:
     model, args = drafter("shared", mtp_models, markov=True)
-    with Server(native_build.bin, tmp_path, model, *args, "--spec-draft-n-max", str(depth)) as server:
-        done = server.complete(PROMPT, 60, ignore_eos=True)
+    with MtpServer(native_build.bin, tmp_path, model, *args, "--spec-draft-n-max", str(depth)) as server:
+        done = server.tokens(PROMPT, 60)
     assert_all_accepted(done)
     depths = done.timings["draft_depths"]
     assert [d["depth"] for d in depths] == list(range(1, depth + 1))
@@ -66,9 +64,9 @@ def test_known_acceptance_at_every_depth(
 def test_sparse_head_drafts(native_build: Any, mtp_models: Models, tmp_path: Path) -> None:
     """Ratio 4 on the MTP layer, far beyond the 19 tokens that its selection covers."""
     trunk, head = mtp_models.trunk(markov=True), mtp_models.head("shared", markov=True, head_ratio=4)
-    with Server(native_build.bin, tmp_path, trunk, "-md", head, "--spec-type", "draft-mtp") as server:
-        done = server.complete(PROMPT * 8, 60, ignore_eos=True)
-        again = server.complete(PROMPT * 8 + "!", 60, ignore_eos=True)
+    with MtpServer(native_build.bin, tmp_path, trunk, "-md", head, *MTP) as server:
+        done = server.tokens(PROMPT * 8, 60)
+        again = server.tokens(PROMPT * 8 + "!", 60)
     assert_all_accepted(done)
     assert_all_accepted(again)
     assert again.timings["cache_n"] > 0
@@ -77,11 +75,11 @@ def test_sparse_head_drafts(native_build: Any, mtp_models: Models, tmp_path: Pat
 def test_embedded_head_stays_out_unless_asked_for(
     native_build: Any, mtp_models: Models, tmp_path: Path
 ) -> None:
-    with Server(native_build.bin, tmp_path, mtp_models.embedded()) as server:
-        embedded = server.complete(PROMPT, 24, ignore_eos=True)
-        skipped = server.log
-    with Server(native_build.bin, tmp_path, mtp_models.trunk()) as server:
-        trunk = server.complete(PROMPT, 24, ignore_eos=True)
+    with MtpServer(native_build.bin, tmp_path, mtp_models.embedded()) as server:
+        embedded = server.tokens(PROMPT, 24)
+        skipped = server.text
+    with MtpServer(native_build.bin, tmp_path, mtp_models.trunk()) as server:
+        trunk = server.tokens(PROMPT, 24)
     assert embedded.tokens == trunk.tokens
     assert "draft_n" not in embedded.timings
     assert skipped.count("model has unused tensor blk.8.") == 32
@@ -91,27 +89,13 @@ def test_random_head_is_accepted_at_chance(native_build: Any, mtp_models: Models
     """V is 265, so chance is 0.4 %: no more than a few times that."""
     model, args = drafter("shared", mtp_models, seed=0)
     drafted = accepted = 0
-    with Server(native_build.bin, tmp_path, model, *args) as server:
+    with MtpServer(native_build.bin, tmp_path, model, *args) as server:
         for i in range(6):
-            timings = server.complete(f"{PROMPT} {i}", 80, ignore_eos=True).timings
+            timings = server.tokens(f"{PROMPT} {i}", 80).timings
             drafted += timings["draft_n"]
             accepted += timings["draft_n_accepted"]
     assert drafted > 1000
     assert accepted / drafted < 6 / 265
-
-
-@contextmanager
-def virtual_gpus(bin_dir: Path, count: int) -> Iterator[list[str]]:
-    """Stock RPC servers on loopback; yields their endpoints, the devices RPC0, RPC1 and so on."""
-    ports = [free_port() for _ in range(count)]
-    with ExitStack() as stack:
-        for port in ports:
-            argv = [bin_dir / "ggml-rpc-server", "-H", "127.0.0.1", "-p", str(port), "-t", "1"]
-            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            process = stack.enter_context(subprocess.Popen(argv, **quiet))
-            stack.callback(process.terminate)
-        time.sleep(0.3)  # llama-server has no retry; it would report the device missing
-        yield [f"127.0.0.1:{port}" for port in ports]
 
 
 @pytest.mark.slow
@@ -123,22 +107,26 @@ def virtual_gpus(bin_dir: Path, count: int) -> Iterator[list[str]]:
     ],
 )
 def test_over_two_virtual_gpus(
-    native_build: Any, mtp_models: Models, tmp_path: Path, form: Form, device: str | None
+    native_build: Any,
+    mtp_models: Models,
+    tmp_path: Path,
+    vgpu: Callable[..., VirtualGpu],
+    form: Form,
+    device: str | None,
 ) -> None:
     """Layers split over both, experts in host memory, the head on either device or on both."""
     model, args = drafter(form, mtp_models, markov=True)
     if device is not None:
         args += ["-devd", device]
-    with virtual_gpus(native_build.bin, 2) as endpoints:
-        split = ["--rpc", ",".join(endpoints), "-ngl", "99", "-ngld", "99"]
-        split += ["-ot", "_exps=CPU", "-otd", "_exps=CPU"]
-        with Server(native_build.bin, tmp_path, model, *split, *args) as server:  # --rpc makes the devices
-            done = server.complete(PROMPT, 48, ignore_eos=True)
-            log = server.log
+    gpus = (vgpu(), vgpu())
+    args += ["-ngld", "99", "-otd", "exps=CPU"]
+    with MtpServer(native_build.bin, tmp_path, model, *args, on=gpus) as server:
+        done = server.tokens(PROMPT, 48)
+        log = server.text
     assert_all_accepted(done)
     # target and head each report the devices that got weights
     loads = [
-        {i for i, endpoint in enumerate(endpoints) if f"RPC0[{endpoint}] model buffer size" in part}
+        {i for i, gpu in enumerate(gpus) if f"RPC0[{gpu.endpoint}] model buffer size" in part}
         for part in log.split("loading draft model")
     ]
     assert loads[0] == {0, 1}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from mtp_models import Models
-from mtp_server import Server
+from mtp_server import MTP, MtpServer
 
 pytestmark = pytest.mark.native
 PROMPT = "Every layer has its own slots."
@@ -15,10 +15,10 @@ PROMPT = "Every layer has its own slots."
 
 def test_depths_in_timings_and_metrics(native_build: Any, mtp_models: Models, tmp_path: Path) -> None:
     trunk, head = mtp_models.trunk(markov=True), mtp_models.head("shared", markov=True)
-    args = ["-md", head, "--spec-type", "draft-mtp", "--spec-draft-n-max", "3"]
-    with Server(native_build.bin, tmp_path, trunk, *args) as server:
+    args = ["-md", head, *MTP, "--spec-draft-n-max", "3"]
+    with MtpServer(native_build.bin, tmp_path, trunk, *args) as server:
         assert server.metric("fn_mtp_drafted_total") == {}
-        runs = [server.complete(f"{PROMPT} {i}", 30 + i, ignore_eos=True).timings for i in range(3)]
+        runs = [server.tokens(f"{PROMPT} {i}", 30 + i).timings for i in range(3)]
         drafted = server.metric("fn_mtp_drafted_total")
         accepted = server.metric("fn_mtp_accepted_total")
     for timings in runs:
@@ -31,9 +31,9 @@ def test_depths_in_timings_and_metrics(native_build: Any, mtp_models: Models, tm
 
 
 def test_a_rejecting_target_counts_drafts_only(native_build: Any, mtp_models: Models, tmp_path: Path) -> None:
-    args = ["-md", mtp_models.head("shared"), "--spec-type", "draft-mtp", "--spec-draft-n-max", "2"]
-    with Server(native_build.bin, tmp_path, mtp_models.trunk(), *args) as server:
-        timings = server.complete(PROMPT, 60, ignore_eos=True).timings
+    args = ["-md", mtp_models.head("shared"), *MTP, "--spec-draft-n-max", "2"]
+    with MtpServer(native_build.bin, tmp_path, mtp_models.trunk(), *args) as server:
+        timings = server.tokens(PROMPT, 60).timings
         drafted = server.metric("fn_mtp_drafted_total")
         accepted = server.metric("fn_mtp_accepted_total")
     assert sum(drafted.values()) == timings["draft_n"] > 50
@@ -42,7 +42,7 @@ def test_a_rejecting_target_counts_drafts_only(native_build: Any, mtp_models: Mo
 
 
 def test_nothing_without_a_drafter(native_build: Any, mtp_models: Models, tmp_path: Path) -> None:
-    with Server(native_build.bin, tmp_path, mtp_models.trunk()) as server:
-        timings = server.complete(PROMPT, 8).timings
+    with MtpServer(native_build.bin, tmp_path, mtp_models.trunk()) as server:
+        timings = server.tokens(PROMPT, 8).timings
         assert server.metric("fn_mtp_drafted_total") == {}
     assert not any(name.startswith("draft") for name in timings)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from mtp_models import Models
 from mtp_reference import Dump, Head, read_dump, step
+from mtp_server import run_test_program
 
 pytestmark = pytest.mark.native
 TOLERANCE = 2e-5
@@ -24,8 +25,7 @@ def run_step(
     bin_dir: Path, trunk: Path, head: Path, out: Path, tokens: int, quiet: int = 0, hnorm: str | None = None
 ) -> Dump:
     env = {} if hnorm is None else {"FN_MTP_HNORM": hnorm}
-    argv = [bin_dir / "test-fn-mtp", "step", trunk, head, str(tokens), "64", str(quiet), out]
-    subprocess.run(argv, env=env, check=True, timeout=120, capture_output=True)
+    run_test_program(bin_dir, "step", trunk, head, str(tokens), "64", str(quiet), out, env=env)
     return read_dump(out)
 
 
@@ -74,7 +74,7 @@ def test_unknown_grouping_is_an_error(native_build: Any, mtp_models: Models, tmp
     trunk, head_path = f32_pair(mtp_models, 0)
     with pytest.raises(subprocess.CalledProcessError) as failed:
         run_step(native_build.bin, trunk, head_path, tmp_path / "dump", 40, hnorm="streams")
-    assert b"FN_MTP_HNORM must be 'stream' or 'row'" in failed.value.stderr
+    assert "FN_MTP_HNORM must be 'stream' or 'row'" in failed.value.stderr
 
 
 @pytest.mark.parametrize("ratio", [0, 4], ids=["dense", "sparse"])

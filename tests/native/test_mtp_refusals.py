@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,23 +10,26 @@ from typing import Any
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from mtp_models import Models
-from mtp_server import Server
+from mtp_server import MTP, MtpServer
+
+from flashnext.serve import markers
 
 pytestmark = pytest.mark.native
-MARKER = "fn:mtp:refused "
-MTP = ["--spec-type", "draft-mtp"]
 
 
 def refusal(bin_dir: Path, log_dir: Path, model: Path, *args: str | Path) -> list[dict[str, str]]:
     """Runs the server to its end; the reasons of the marker line. Fails if weights were read."""
-    server = Server(bin_dir, log_dir, model, *args)
-    assert server.run_to_exit() == 1
-    lines = [line for line in server.log.splitlines() if MARKER in line]
-    assert len(lines) == 1, server.log[-2000:]
-    assert "load_tensors" not in server.log
-    assert "llama_model_loader" not in server.log
-    body = json.loads(lines[0].partition(MARKER)[2])
+    with MtpServer(bin_dir, log_dir, model, *args, ready_s=None) as server:
+        assert server.ended(timeout_s=30.0) == 1
+    found = [marker for line in server.text.splitlines() if (marker := markers.parse(line)) is not None]
+    assert [marker.name for marker in found] == ["mtp:refused"], server.text[-2000:]
+    # nothing was loaded: neither tensors nor the loader's listing of them
+    assert "load_tensors" not in server.text
+    assert "llama_model_loader" not in server.text
+    body = found[0].data
     assert body["target"] == str(model)
+    for reason in body["reasons"]:
+        assert reason["message"] in body["reason"]
     reasons: list[dict[str, str]] = body["reasons"]
     return reasons
 
@@ -75,8 +77,8 @@ def tokens(head: Path) -> list[str]:
 def test_rewritten_head_is_taken(native_build: Any, mtp_models: Models, tmp_path: Path) -> None:
     """The control of all cases below: the copy itself is not what is refused."""
     head = changed(mtp_models, tmp_path)
-    with Server(native_build.bin, tmp_path, mtp_models.trunk(), "-md", head, *MTP) as server:
-        assert server.complete("a", 8, ignore_eos=True).timings["draft_n"] > 0
+    with MtpServer(native_build.bin, tmp_path, mtp_models.trunk(), "-md", head, *MTP) as server:
+        assert server.tokens("a", 8).timings["draft_n"] > 0
 
 
 @pytest.mark.parametrize(

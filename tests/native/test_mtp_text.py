@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mtp_models import Models
-from mtp_server import Server
+from mtp_server import MTP, MtpServer, run_test_program
 from mtp_talk import Completion, Turn, conversation, divergences, run, situations
 
 pytestmark = pytest.mark.native
@@ -27,16 +26,15 @@ ARGS = ["-c", "1024", "-ub", "64", "-b", "256", "--ctx-checkpoints", "16", "--ca
 
 
 def mtp(head: Path) -> list[str | Path]:
-    return ["-md", head, "--spec-type", "draft-mtp", "--spec-draft-n-max", str(DEPTH)]
+    return ["-md", head, *MTP, "--spec-draft-n-max", str(DEPTH)]
 
 
 def shape_bound(bin_dir: Path, trunk: Path) -> float:
     """How far two logits can move apart when only the batch shape changes: twice the largest move of one."""
     moves = []
     for seed in range(4):
-        argv = [bin_dir / "test-fn-mtp", "shape", trunk, str(seed), "96", str(DEPTH), "1"]
-        done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=120)
-        moves.append(float(done.stdout.rpartition("shape: ")[2]))
+        said = run_test_program(bin_dir, "shape", trunk, str(seed), "96", str(DEPTH), "1")
+        moves.append(float(said.rpartition("shape: ")[2]))
     assert min(moves) > 0.0
     return 2.0 * max(moves)
 
@@ -51,9 +49,9 @@ class Arms:
         self.heads = (models.head("shared", seed=11), models.head("shared", seed=12))
         self.bound = shape_bound(self._bin, self.trunk)
 
-    def server(self, head: Path | None = None) -> Server:
+    def server(self, head: Path | None = None) -> MtpServer:
         args = ARGS if head is None else [*ARGS, *mtp(head)]
-        return Server(self._bin, self._log_dir, self.trunk, *args)
+        return MtpServer(self._bin, self._log_dir, self.trunk, *args)
 
     def compare(self, turns: list[Turn], off: dict[str, Completion]) -> dict[str, Any]:
         """Runs both heads; what to report. Fails on a difference that the batch shape does not explain."""
@@ -61,7 +59,7 @@ class Arms:
         for head in self.heads:
             with self.server(head) as server:
                 arms.append(run(server, turns))
-                assert server.process.poll() is None
+                assert server.child.poll() is None
         between = [name for name in off if arms[0][name].tokens != arms[1][name].tokens]
         assert between == [], "two heads, two texts"
         left = divergences(off, arms[0])

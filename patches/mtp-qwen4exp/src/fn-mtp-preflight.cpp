@@ -71,7 +71,13 @@ struct fn_header {
 struct fn_refusal {
     common_json reasons = common_json::array();
 
+    std::string summary; // all messages, for people
+
     void add(const char * id, const std::string & message, const std::string & target = "", const std::string & head = "") {
+        summary += (summary.empty() ? "" : "; ") + message;
+        if (!target.empty() && !head.empty()) {
+            summary += " (target " + target + ", head " + head + ")";
+        }
         reasons.push_back(common_json{ { "id", id }, { "message", message }, { "target", target }, { "head", head } });
     }
 
@@ -277,7 +283,9 @@ bool fn_mtp_preflight(const common_params & params) {
         return true;
     }
 
-    const common_json line = { { "target", target_path }, { "head", head_path }, { "reasons", refusal.reasons } };
+    const common_json line = {
+        { "reason", refusal.summary }, { "target", target_path }, { "head", head_path }, { "reasons", refusal.reasons },
+    };
     LOG_ERR("fn:mtp:refused %s\n", line.dump_safe().c_str());
 
     return false;
