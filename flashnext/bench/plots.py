@@ -1,0 +1,190 @@
+"""The plots of a report, as SVG text. Each returns None where the samples have nothing to show."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+from flashnext.bench.bound import bound_of, micro_batch_of
+from flashnext.bench.extra import need
+from flashnext.bench.metrics import METRICS
+from flashnext.bench.result import Result
+from flashnext.bench.samples import Samples
+
+# Okabe and Ito's colours: told apart without colour vision.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "flashnext",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+}
+
+
+def _draw(draw: Callable[[Any], None], *, width: float = 7.2, height: float = 3.6) -> str:
+    matplotlib = need("matplotlib", "a plot")
+    backend = need("matplotlib.backends.backend_svg", "a plot")
+    figures = need("matplotlib.figure", "a plot")
+    with matplotlib.rc_context(STYLE):
+        figure = figures.Figure(figsize=(width, height))
+        backend.FigureCanvasSVG(figure)
+        draw(figure.subplots())
+        out = io.StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _colour(result: Result, arm: str) -> str:
+    return COLOURS[result.arms.index(arm) % len(COLOURS)]
+
+
+def over_depth(result: Result, metric: str, title: str) -> str | None:
+    """A metric of the prefill scenario over depth: median and range of the processes, and the bound."""
+    cells = [c for c in result.cells if c.scenario == "prefill" and c.metric == metric]
+    if not cells:
+        return None
+
+    def draw(axes: Any) -> None:
+        for arm in result.arms:
+            rows = sorted((c for c in cells if c.arm == arm), key=lambda c: c.depth)
+            if not rows:
+                continue
+            x = [r.depth for r in rows]
+            y = [r.median for r in rows]
+            error = [[r.median - r.low for r in rows], [r.high - r.median for r in rows]]
+            axes.errorbar(x, y, yerr=error, marker="o", capsize=3, label=arm, color=_colour(result, arm))
+            _draw_bound(axes, result, metric, arm, x)
+        axes.set_xscale("log", base=2)
+        ticks = sorted({c.depth for c in cells})
+        axes.set_xticks(ticks, [f"{t:,}" for t in ticks])
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("prompt, tokens")
+        axes.set_ylabel(f"{title}, {METRICS[metric].unit}")
+        axes.legend()
+
+    return _draw(draw)
+
+
+def _draw_bound(axes: Any, result: Result, metric: str, arm: str, depths: list[int]) -> None:
+    bound, micro_batch = bound_of(result.facts), micro_batch_of(result.facts, arm)
+    if bound is None or micro_batch is None:
+        return
+    speeds = [bound.prefill_tps(d, micro_batch) for d in depths]
+    y = speeds if metric == "prefill_tps" else [d / s * 1000 for d, s in zip(depths, speeds, strict=True)]
+    label = f"bound of {arm}: upload per {micro_batch} tokens"
+    axes.plot(depths, y, linestyle=":", color=_colour(result, arm), label=label)
+
+
+def decode_distribution(result: Result) -> str | None:
+    """Decode speed of every process, one column per cell and arm."""
+    cells = [c for c in result.cells if c.scenario == "decode" and c.metric == "decode_tps"]
+    if not cells:
+        return None
+    names = list(dict.fromkeys(c.cell for c in cells))
+
+    def draw(axes: Any) -> None:
+        step = 0.8 / len(result.arms)
+        for number, arm in enumerate(result.arms):
+            for cell in (c for c in cells if c.arm == arm):
+                x = names.index(cell.cell) + (number - (len(result.arms) - 1) / 2) * step
+                axes.plot([x] * len(cell.values), cell.values, "o", alpha=0.6, color=_colour(result, arm))
+                axes.plot([x - step / 3, x + step / 3], [cell.median] * 2, color=_colour(result, arm), lw=2)
+            axes.plot([], [], "o", color=_colour(result, arm), label=arm)
+        axes.set_xticks(range(len(names)), names)
+        axes.set_xlabel("depth / seed")
+        axes.set_ylabel("decode, t/s (one dot a process)")
+        axes.legend()
+
+    return _draw(draw)
+
+
+def logit_histogram(result: Result) -> str | None:
+    """Absolute differences of the first token's log probabilities, by pair of arms."""
+    if not result.logits:
+        return None
+
+    def draw(axes: Any) -> None:
+        for number, row in enumerate(result.logits):
+            edges = [low for low, _, _ in row.histogram] + [row.histogram[-1][1]]
+            label = f"{row.candidate} against {row.control} (largest {row.max_abs:.3f})"
+            colour = COLOURS[number % len(COLOURS)]
+            axes.stairs(
+                [n for _, _, n in row.histogram], edges, label=label, fill=True, alpha=0.4, color=colour
+            )
+        axes.set_yscale("symlog")
+        axes.set_xlabel("absolute difference of log probability")
+        axes.set_ylabel("tokens")
+        axes.legend()
+
+    return _draw(draw)
+
+
+def transition_timeline(result: Result, samples: Samples) -> str | None:
+    """Begin and end of the transitions, stacked, in the order in which they happened (the last 40)."""
+    rows: list[dict[str, Any]] = []
+    for process in samples.processes:
+        rows += [{**t, "arm": process.arm} for t in samples.ends[process.process].transitions]
+    rows = [r for r in rows if r.get("total_ms")][-40:]
+    if not rows:
+        return None
+
+    def draw(axes: Any) -> None:
+        x = range(len(rows))
+        begins = [float(r.get("begin_ms", 0)) for r in rows]
+        ends = [float(r.get("end_ms", 0)) for r in rows]
+        axes.bar(x, begins, color=COLOURS[0], label="begin: release and reserve")
+        axes.bar(x, ends, bottom=begins, color=COLOURS[4], label="end: restore and reload")
+        axes.set_xlabel("transition, in order")
+        axes.set_ylabel("ms")
+        axes.legend()
+
+    return _draw(draw)
+
+
+def memory_timeline(result: Result, samples: Samples) -> str | None:
+    """Bytes in use on each device over the deepest prompt that was watched, one line per arm and device."""
+    arm_of = {p.process: p.arm for p in samples.processes}
+    best: dict[str, Any] = {}
+    for request in samples.requests:
+        arm = arm_of[request.process]
+        if request.memory and (arm not in best or request.depth > best[arm].depth):
+            best[arm] = request
+    if not best:
+        return None
+
+    def draw(axes: Any) -> None:
+        for arm, request in best.items():
+            for device in range(len(request.memory[0][1])):
+                x = [ms / 1000 for ms, _ in request.memory]
+                y = [used[device] / 2**30 for _, used in request.memory]
+                style = ("-", "--", ":", "-.")[device % 4]
+                label = f"{arm}, device {device} ({request.depth:,} tokens)"
+                axes.plot(x, y, style, color=_colour(result, arm), label=label)
+            if request.ttft_ms:
+                axes.axvline(request.ttft_ms / 1000, color=_colour(result, arm), lw=0.8, alpha=0.5)
+        axes.set_xlabel("seconds since the request (thin line: first token)")
+        axes.set_ylabel("in use, GiB")
+        axes.legend(fontsize=8)
+
+    return _draw(draw)
+
+
+def all_plots(result: Result, samples: Samples) -> dict[str, str]:
+    """Title -> SVG of every plot that the samples can fill."""
+    found = {
+        "Reading speed over depth": over_depth(result, "prefill_tps", "prefill"),
+        "Time to first token over depth": over_depth(result, "ttft_ms", "time to first token"),
+        "Decode speed of each process": decode_distribution(result),
+        "Cost of each transition": transition_timeline(result, samples),
+        "Memory of the devices over a prompt": memory_timeline(result, samples),
+        "Differences of log probabilities": logit_histogram(result),
+    }
+    return {title: svg for title, svg in found.items() if svg is not None}
