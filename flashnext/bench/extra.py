@@ -1,19 +1,20 @@
-"""Packages of the extra ``bench``, imported when they are used; without them the error names the extra."""
+"""Packages of the extra ``bench``, imported where they are used; without them the error names the extra."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from flashnext.errors import BenchExtraMissingError
 
 
-def need(module: str, purpose: str) -> Any:
-    """Import ``module`` of the extra, or say what it was wanted for and how to get it."""
+@contextmanager
+def needed_for(purpose: str) -> Iterator[None]:
+    """Around an import of the extra: a missing package is an error that says what it was wanted for."""
     try:
-        return importlib.import_module(module)
+        yield
     except ImportError as error:
-        package = module.split(".")[0]
         raise BenchExtraMissingError(
-            f"{purpose} needs the package {package}, which is not installed", context=[str(error)]
+            f"{purpose} needs the package {error.name or 'of the extra'}, which is not installed",
+            context=[str(error)],
         ) from error

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from flashnext.bench.bound import bound_of, micro_batch_of
-from flashnext.bench.extra import need
+from flashnext.bench.extra import needed_for
 from flashnext.bench.metrics import METRICS
 from flashnext.bench.result import Result
 from flashnext.bench.samples import Samples
 
 # Okabe and Ito's colours: told apart without colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-STYLE = {
+STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "flashnext",
     "font.size": 10,
@@ -28,12 +28,13 @@ STYLE = {
 
 
 def _draw(draw: Callable[[Any], None], *, width: float = 7.2, height: float = 3.6) -> str:
-    matplotlib = need("matplotlib", "a plot")
-    backend = need("matplotlib.backends.backend_svg", "a plot")
-    figures = need("matplotlib.figure", "a plot")
+    with needed_for("a plot"):
+        import matplotlib
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
     with matplotlib.rc_context(STYLE):
-        figure = figures.Figure(figsize=(width, height))
-        backend.FigureCanvasSVG(figure)
+        figure = Figure(figsize=(width, height))
+        FigureCanvasSVG(figure)
         draw(figure.subplots())
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None})

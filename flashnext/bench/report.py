@@ -10,7 +10,7 @@ from typing import Any
 from flashnext.artefacts import write_atomic, write_json
 from flashnext.bench import result as results
 from flashnext.bench import samples as sample_files
-from flashnext.bench.extra import need
+from flashnext.bench.extra import needed_for
 from flashnext.bench.gates import GateResult, Gates, Outcome, overall
 from flashnext.bench.metrics import METRICS
 from flashnext.bench.plots import all_plots
@@ -54,7 +54,8 @@ def judge_samples(samples: Samples, result: Result) -> list[GateResult]:
 
 
 def render(name: str, view: Mapping[str, Any]) -> str:
-    jinja2 = need("jinja2", "a report")
+    with needed_for("a report"):
+        import jinja2
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=name.endswith(".html"),

@@ -21,7 +21,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from flashnext.bench.extra import need
+from flashnext.bench.extra import needed_for
 
 LEVEL = 0.98  # of every interval; two-sided, so a verdict errs in at most 2% of null comparisons
 RESAMPLES = 2000
@@ -110,7 +110,8 @@ def _strata(pairs: Sequence[Pair], logs: NDArray[np.float64]) -> list[NDArray[np
 
 def student_t(level: float, freedom: int) -> float:
     """The two-sided quantile of Student's t."""
-    stats = need("scipy.stats", "an interval")
+    with needed_for("an interval"):
+        from scipy import stats
     return float(stats.t.ppf(0.5 + level / 2, freedom))
 
 
@@ -188,8 +189,9 @@ def matched_interval(answers: Matched, *, level: float = LEVEL) -> tuple[float, 
 
     Wald with the pseudo-counts of A. Agresti and Y. Min (2005), which hold at few discordant pairs.
     """
-    norm = need("scipy.stats", "an interval").norm
-    z = float(norm.ppf(0.5 + level / 2))
+    with needed_for("an interval"):
+        from scipy import stats
+    z = float(stats.norm.ppf(0.5 + level / 2))
     n, won, lost = answers.n + 2, answers.won + 0.5, answers.lost + 0.5
     centre = (won - lost) / n
     reach = z * math.sqrt((won + lost) - (won - lost) ** 2 / n) / n

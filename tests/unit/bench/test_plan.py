@@ -92,8 +92,8 @@ def test_the_shipped_scenarios_cover_every_verb() -> None:
 
 
 def test_a_scenario_with_a_wrong_key_says_which(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    (tmp_path / "x.yaml").write_text("id: x\ntitle: x\nkind: speed\nsetings: {}\n")
+    (tmp_path / "x.yaml").write_text("id: x\ntitle: x\nkind: speed\ncellz: {}\n")
     with pytest.raises(ScenarioInvalidError) as caught:
         load_scenarios(tmp_path)
-    assert any("setings" in line for line in caught.value.context)
+    assert any("cellz" in line for line in caught.value.context)
     assert any("settings" in line and "required" in line.lower() for line in caught.value.context)
