@@ -119,8 +119,11 @@ def start(
     cwd: Path | None = None,
     stdout: int | IO[Any] = subprocess.PIPE,
     stderr: int | IO[Any] = subprocess.STDOUT,
+    pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[str]:
     """Start a long-lived child in its own process group that dies with us. The caller owns and reaps it.
+
+    ``pass_fds`` are open file handles that the child (and its children) inherit, a held lock for instance.
 
     The death signal follows the *thread* that starts the child: start children from a thread that lives on.
     """
@@ -134,6 +137,7 @@ def start(
         text=True,
         errors="replace",
         start_new_session=True,
+        pass_fds=tuple(pass_fds),
         preexec_fn=die_with_parent,
     )
 
