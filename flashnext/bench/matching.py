@@ -80,8 +80,14 @@ def halves(samples: Samples, control: str, candidate: str) -> Iterator[tuple[Pro
     for process in samples.processes:
         key = (groups[process.index], process.block, process.half)
         table.setdefault(key, {})[process.arm] = process
+    shared = False
     for arms in table.values():
         if control in arms and candidate in arms:
+            # all "processes" behind a URL that somebody else runs are one process: one pair, no more
+            if arms[control].facts.get("shared") or arms[candidate].facts.get("shared"):
+                if shared:
+                    continue
+                shared = True
             yield arms[control], arms[candidate]
 
 

@@ -27,6 +27,11 @@ def _number(timings: Mapping[str, Any], key: str) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
+def prompt_tokens(request: Request) -> int:
+    """Tokens of the prompt that were worked on, not reused."""
+    return int(_number(request.timings, "prompt_n"))
+
+
 def prefill_tps(request: Request) -> float | None:
     """Prompt tokens worked on per second of prompt time (the transition's begin and end are inside it)."""
     n, ms = _number(request.timings, "prompt_n"), _number(request.timings, "prompt_ms")

@@ -1,0 +1,253 @@
+"""Server processes of the arms: started fresh, ready when they answer, ended whatever happens."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from flashnext import services
+from flashnext.bench.arms import Arm
+from flashnext.errors import ArmServerFailedError
+from flashnext.loopback import UnreachableError, request
+from flashnext.proc import environment, start, stop, wait_until
+
+_URL = re.compile(r"^(http://\S+?)(/v1)?$")
+# `flashnext serve` has to find the same builds, models and state as the bench.
+_XDG = ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "PYTHONPATH", "VIRTUAL_ENV")
+
+
+QUIET_S = 0.15  # a log that grew by nothing for so long is quiet
+
+
+class Server(ABC):
+    """A running server of an arm. ``pid`` is llama-server's own, None where it is not ours to know."""
+
+    address: tuple[str, int]
+    pid: int | None = None
+    argv: tuple[str, ...] = ()
+    ready_s: float = 0.0
+    offset: int = 0  # of the log, at the moment the server was ready
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What the server says of itself: build, features, restarts."""
+
+    @abstractmethod
+    def problems(self) -> list[str]:
+        """What is wrong with its life so far: ended, restarted."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """End it. Harmless when it is gone."""
+
+    def lines(self) -> Iterator[str]:
+        """Lines of its log from ready on."""
+        if self.log.exists():
+            with self.log.open("rb") as stream:
+                stream.seek(self.offset)
+                for raw in stream:
+                    yield raw.decode("utf-8", "replace")
+
+    def settle_end(self) -> None:
+        """Wait until what the last request caused is in the log."""
+        offset = self.offset
+        self.settle()
+        self.offset = offset
+
+    def all_lines(self) -> Iterator[str]:
+        if self.log.exists():
+            yield from self.log.read_text(errors="replace").splitlines()
+
+    def settle(self) -> None:
+        """Wait until the log is quiet, and take what comes next as this run's own."""
+        size = -1
+
+        def quiet() -> bool:
+            nonlocal size
+            now = self.log.stat().st_size if self.log.exists() else 0
+            same, size = now == size, now
+            return same
+
+        wait_until(quiet, timeout_s=5.0, every_s=QUIET_S)
+        self.offset = max(size, 0)
+
+
+class _Started(Server):
+    """A server that is a child of ours."""
+
+    def __init__(self, arm: Arm, log: Path) -> None:
+        super().__init__(log)
+        self.arm = arm
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._stream: IO[bytes] = log.open("ab")
+        self._child: subprocess.Popen[str] | None = None
+
+    @property
+    def child(self) -> subprocess.Popen[str]:
+        assert self._child is not None
+        return self._child
+
+    def failed(self, reason: str) -> ArmServerFailedError:
+        tail = list(self.all_lines())[-8:]
+        return ArmServerFailedError(f"arm {self.arm.name}: {reason}", context=[f"log: {self.log}", *tail])
+
+    def problems(self) -> list[str]:
+        code = self.child.poll()
+        return [] if code is None else [f"the server ended with code {code}"]
+
+    def end(self) -> None:
+        if self._child is not None:
+            stop(self._child, term_s=20.0, again_s=5.0)
+        self._stream.close()
+
+
+class CommandServer(_Started):
+    """A llama-server started by its own command line."""
+
+    def launch(self, *, limit_s: float) -> None:
+        began = time.monotonic()
+        port = free_port()
+        words = shlex.split((self.arm.command or "").replace("{port}", str(port)))
+        env = environment(self.arm.environment)
+        self._child = start(words, env=env, stdout=self._stream.fileno(), stderr=subprocess.STDOUT)
+        self.address, self.pid, self.argv = ("127.0.0.1", port), self._child.pid, tuple(words)
+        if not wait_until(self._healthy, timeout_s=limit_s, every_s=0.05):
+            raise self.failed(f"not ready within {limit_s:g} s")
+        self.ready_s = time.monotonic() - began
+
+    def _healthy(self) -> bool:
+        code = self.child.poll()
+        if code is not None:
+            raise self.failed(f"the server ended with code {code} before it was ready")
+        return is_healthy(self.address)
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+
+class ServiceServer(_Started):
+    """`flashnext serve` of a profile: supervised, with its record in state.json."""
+
+    def launch(self, *, limit_s: float, options: Sequence[str] = ()) -> None:
+        began = time.monotonic()
+        words = [sys.executable, "-m", "flashnext", "serve", "--profile", str(self.arm.profile)]
+        words += ["--port", "0", "--verbose", *options]
+        words += ["--build", self.arm.build] if self.arm.build else []
+        self._child = start(
+            words, env=environment(also=_XDG), stdout=subprocess.PIPE, stderr=self._stream.fileno()
+        )
+        self.address = self._first_line(began + limit_s)
+        self.ready_s = time.monotonic() - began
+        service = self._service()
+        self.argv = service.argv
+        self.pid = next((p.pid for p in service.children if p.name == "server"), None)
+        if self.pid is None:
+            raise self.failed("its record names no server process")
+
+    def _first_line(self, deadline: float) -> tuple[str, int]:
+        """The line on stdout with the URL, which comes when the server is ready."""
+        pipe = self.child.stdout
+        assert pipe is not None
+        os.set_blocking(pipe.fileno(), False)
+        text = ""
+        while time.monotonic() < deadline:
+            text += pipe.read() or ""
+            match = _URL.match(text.strip())
+            if match is not None and text.endswith("\n"):
+                parts = urlsplit(match[1])
+                return (parts.hostname or "127.0.0.1", parts.port or 80)
+            if self.child.poll() is not None:
+                raise self.failed(
+                    f"flashnext serve ended with code {self.child.returncode} before it was ready"
+                )
+            time.sleep(0.05)
+        raise self.failed("not ready in time")
+
+    def _service(self) -> services.Service:
+        service = services.read(self.address[1])
+        if service is None:
+            raise self.failed("it left no record")
+        return service
+
+    def facts(self) -> dict[str, Any]:
+        service = self._service()
+        return {
+            "build": service.build,
+            "features": ", ".join(service.features),
+            "model": Path(service.model).name,
+            "head": Path(service.head).name if service.head else None,
+            "deviations": len(service.deviations),
+        }
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        service = services.read(self.address[1])
+        if service is not None and service.restarts:
+            found.append(f"restarted {service.restarts} times: {service.reason}")
+        return found
+
+
+class UrlServer(Server):
+    """A server that somebody else runs: nothing is started, checked or ended."""
+
+    def __init__(self, arm: Arm, log: Path) -> None:
+        super().__init__(log)
+        parts = urlsplit(arm.url or "")
+        self.address = (parts.hostname or "127.0.0.1", parts.port or 80)
+        if not is_healthy(self.address):
+            raise ArmServerFailedError(f"arm {arm.name}: {arm.url} does not answer")
+
+    def facts(self) -> dict[str, Any]:
+        return {"note": "not started by the bench: no process of its own, no check of its environment"}
+
+    def problems(self) -> list[str]:
+        return []
+
+    def end(self) -> None:
+        return None
+
+
+@contextmanager
+def running(arm: Arm, log: Path, *, limit_s: float, options: Sequence[str] = ()) -> Iterator[Server]:
+    """A fresh server of an arm, ready; it is ended however the block is left."""
+    if arm.url is not None:
+        yield UrlServer(arm, log)
+        return
+    server = CommandServer(arm, log) if arm.command is not None else ServiceServer(arm, log)
+    try:
+        if isinstance(server, CommandServer):
+            server.launch(limit_s=limit_s)
+        else:
+            server.launch(limit_s=limit_s, options=options)
+        server.settle()
+        yield server
+    finally:
+        server.end()
+
+
+def is_healthy(address: tuple[str, int]) -> bool:
+    try:
+        return request(address, "/health", timeout_s=2.0).status == http.client.OK
+    except UnreachableError:
+        return False
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
