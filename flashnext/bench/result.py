@@ -120,7 +120,7 @@ def compute(samples: Samples) -> Result:
         seed=header.seed,
         created=header.created,
         arms=arms,
-        facts=header.facts,
+        facts=_facts(samples, arms),
         left_out=list(header.plan["left_out"]),
         cells=list(_cells(samples, arms)),
         ratios=list(_ratios(samples, arms)),
@@ -132,6 +132,20 @@ def compute(samples: Samples) -> Result:
         unfinished_processes=samples.unfinished,
         planned_processes=len(header.plan["sessions"]),
     )
+
+
+def _facts(samples: Samples, arms: Sequence[str]) -> dict[str, Any]:
+    """The header's facts, and what the first process of each arm said of its build and model."""
+    facts = dict(samples.header.facts)
+    by_arm = {name: dict(found) for name, found in (facts.get("arms") or {}).items()}
+    for arm in arms:
+        first = next((p for p in samples.processes if p.arm == arm), None)
+        if first is not None:
+            said = {k: v for k, v in first.facts.items() if k not in ("devices", "model")}
+            by_arm[arm] = {**by_arm.get(arm, {}), **said}
+            if "model" in first.facts:
+                facts.setdefault("model", first.facts["model"])
+    return {**facts, "arms": by_arm}
 
 
 def process_values(samples: Samples, scenario: str, metric: str, cell: str) -> dict[str, float]:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from flashnext import services
 from flashnext.bench.arms import Arm
+from flashnext.bench.facts import build_facts, model_facts
 from flashnext.errors import ArmServerFailedError
 from flashnext.loopback import UnreachableError, request
 from flashnext.proc import environment, start, stop, wait_until
@@ -187,9 +188,9 @@ class ServiceServer(_Started):
     def facts(self) -> dict[str, Any]:
         service = self._service()
         return {
-            "build": service.build,
+            "build": build_facts(service.build),
             "features": ", ".join(service.features),
-            "model": Path(service.model).name,
+            "model": model_facts(Path(service.model)),
             "head": Path(service.head).name if service.head else None,
             "deviations": len(service.deviations),
         }

@@ -25,6 +25,7 @@ from flashnext.bench.extra import needed_for
 
 LEVEL = 0.98  # of every interval; two-sided, so a verdict errs in at most 2% of null comparisons
 RESAMPLES = 2000
+NEGLIGIBLE = 0.005  # a relative difference that is surely below this is none
 MIN_PROCESSES = 4  # per arm: below, two degrees of freedom are not left and no verdict is given
 
 
@@ -120,11 +121,14 @@ def verdict(
 ) -> Verdict:
     """What a ratio says. ``margin``: a relative difference up to which two arms count as the same.
 
-    Better or worse: the interval excludes 1. No difference: it includes 1 and lies within the margin.
-    Anything else, and fewer processes per arm than ``min_processes``, is inconclusive.
+    Better or worse: the interval excludes 1. No difference: it includes 1 and lies within the margin, or it
+    lies within NEGLIGIBLE of 1. Anything else, and fewer processes per arm than ``min_processes``, is
+    inconclusive.
     """
     if ratio.n < min_processes or math.isnan(ratio.low):
         return Verdict.INCONCLUSIVE
+    if ratio.low >= 1 - NEGLIGIBLE and ratio.high <= 1 + NEGLIGIBLE:
+        return Verdict.SAME
     if ratio.low > 1:
         return Verdict.BETTER if higher_is_better else Verdict.WORSE
     if ratio.high < 1:

@@ -82,6 +82,14 @@ def test_no_difference_needs_an_interval_within_the_margin() -> None:
     assert verdict(paired_ratio(wide), higher_is_better=True, margin=0.03) == Verdict.INCONCLUSIVE
 
 
+def test_a_difference_that_is_surely_tiny_is_none() -> None:
+    tiny = paired_ratio([Pair(k % 2 == 0, 100, 100.1 + 0.001 * k) for k in range(6)])
+    assert tiny.low > 1
+    assert verdict(tiny, higher_is_better=True, margin=0.03) == Verdict.SAME
+    one_percent = paired_ratio([Pair(k % 2 == 0, 100, 99 + 0.001 * k) for k in range(6)])
+    assert verdict(one_percent, higher_is_better=True, margin=0.03) == Verdict.WORSE
+
+
 def test_lower_is_better_turns_the_verdict() -> None:
     slower = paired_ratio([Pair(k % 2 == 0, 100, 110 + 0.1 * k) for k in range(6)])
     assert verdict(slower, higher_is_better=False, margin=0.03) == Verdict.WORSE
