@@ -107,6 +107,14 @@ def run(
     return Done(child.returncode, out, err)
 
 
+def hand_over(argv: Sequence[str | Path], *, cwd: Path) -> int:
+    """Give the terminal to a program of the person's own (their shell) and return its exit code.
+
+    It keeps their environment and stays in our process group, unlike every other child.
+    """
+    return subprocess.call([str(a) for a in argv], cwd=cwd)
+
+
 def die_with_parent() -> None:
     """In a child, before exec: be killed when the parent dies, however it dies (Linux)."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

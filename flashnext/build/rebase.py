@@ -1,8 +1,8 @@
 """Carrying the series to another pin, offline: a 3-way merge between the old and the new source.
 
 Both sources and the series on the old one are committed in one scratch repository, so git has every blob it
-needs and merges each feature's commit onto the new source. A conflict stops there, with the marked files in the
-work folder; the same command goes on from there once the marks are gone.
+needs and merges each feature's commit onto the new source. A conflict stops there, with the marked files in
+the work folder; the same command goes on from there once the marks are gone.
 """
 
 from __future__ import annotations

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flashnext.console import print_data, print_json, progress, say
+from flashnext.errors import ModelError
+
+if TYPE_CHECKING:
+    from flashnext.model.inspect import Inspection
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Inspect model files and write synthetic ones."
@@ -110,3 +114,76 @@ def synth(
     print_data(str(result.model))
     if result.head is not None:
         print_data(str(result.head))
+
+
+@app.command("inspect")
+def inspect_(
+    path: Annotated[Path, typer.Argument(help="The model: a single .gguf, or the first shard of a set.")],
+    head: Annotated[Path | None, typer.Option(help="A draft head to check against the model.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Everything as JSON on stdout.")] = False,
+) -> None:
+    """Show what is in a model, and every problem that llama-server would have with it (exit code 4)."""
+    from flashnext.model.inspect import inspect_model
+
+    found = inspect_model(path, head)
+    if json_:
+        print_json(found.model_dump(mode="json"))
+    else:
+        _show(found)
+    if not found.ok:
+        raise typer.Exit(ModelError.exit_code)
+
+
+def _show(found: Inspection) -> None:
+    """The report for people; the machine form is --json."""
+    if found.gguf_version is not None:
+        title = found.name or "no name"
+        print_data(f"{found.path.name}: {title}, {found.architecture}, GGUF {found.gguf_version}")
+    for key, value in sorted(found.hyper.items()):
+        print_data(f"  {key:<44} {_brief(value)}")
+    if found.shards:
+        print_data(f"files ({len(found.shards)}):")
+    for shard in found.shards:
+        tensors = "" if shard.tensors is None else f"{shard.tensors:>6} tensors"
+        print_data(f"  {shard.path.name:<52} {shard.state:<8} {shard.size_bytes:>18,} bytes {tensors}")
+    _show_tensors(found)
+    _show_head(found)
+    for note in found.notes:
+        say(f"note: {note}")
+    for issue in found.problems:
+        say(f"error[{issue.id}]: {issue.message}")
+        if issue.aborts:
+            say("  llama-server would abort on it without a message")
+        say(f"hint: {issue.hint}")
+
+
+def _show_tensors(found: Inspection) -> None:
+    if found.classes:
+        print_data(f"tensors ({len(found.tensors)}, {found.tensor_bytes:,} bytes):")
+    for group in found.classes:
+        types = ", ".join(f"{kind} x{n}" for kind, n in group.types.items())
+        print_data(f"  {group.name:<40} {group.size_bytes:>18,} bytes  {types}")
+    if found.experts:
+        print_data("experts (types of gate, up, down; bytes of one expert; of all):")
+    for layer in found.experts:
+        types = " ".join(layer.types)
+        sizes = f"{layer.expert_bytes:>12,} x {layer.count} = {layer.size_bytes:,}"
+        print_data(f"  layer {layer.layer:<3} {types:<18} {sizes}")
+
+
+def _show_head(found: Inspection) -> None:
+    head = found.head
+    if head.form == "none":
+        print_data("draft head: none")
+        return
+    attention = "dense" if head.ratio == 0 else f"compress ratio {head.ratio}"
+    print_data(
+        f"draft head: {head.form}, {head.type}, block {head.layer}, {attention}, "
+        f"{head.tensors} tensors, {head.tensor_bytes:,} bytes, in {head.path.name}"
+    )
+
+
+def _brief(value: object) -> str:
+    """A value on one line; a long list as runs of equal entries would only be noise, so it is cut."""
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -27,7 +28,8 @@ _MAX_DIMS = 4
 _STEP = 1 << 20
 
 
-class Value(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Value:
     """One key's value. Of an array longer than 4096, or of strings, only type and count are kept (None)."""
 
     type: ValueType
