@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import re
+import select
 import shlex
 import socket
 import subprocess
@@ -164,10 +165,10 @@ class ServiceServer(_Started):
         """The line on stdout with the URL, which comes when the server is ready."""
         pipe = self.child.stdout
         assert pipe is not None
-        os.set_blocking(pipe.fileno(), False)
-        text = ""
+        handle, text = pipe.fileno(), ""
         while time.monotonic() < deadline:
-            text += pipe.read() or ""
+            if select.select([handle], [], [], 0.1)[0]:
+                text += os.read(handle, 4096).decode("utf-8", "replace")
             match = _URL.match(text.strip())
             if match is not None and text.endswith("\n"):
                 parts = urlsplit(match[1])

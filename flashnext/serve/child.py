@@ -86,6 +86,8 @@ class Child:
         if lines:
             self._log.write(self.name, lines)
         for line in lines:
+            if self._on_line is not None:
+                self._on_line(self, line)
             marker = markers.parse(line)
             if marker is not None:
                 self._on_marker(self, marker)
@@ -93,5 +95,3 @@ class Child:
             finding = failures.classify(line)
             if finding is not None:
                 self._on_finding(self, finding)
-            if self._on_line is not None:
-                self._on_line(self, line)
