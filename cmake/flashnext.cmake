@@ -145,7 +145,10 @@ function(fn_feature_sources id target)
     fn_include_in_tree(${id})
     target_sources(${target} PRIVATE ${ARGN})
     # target llama is a unity build: a file of ours inside a batch would see, and leak, other files' static names
-    set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    # the target's own folder: upstream's files find headers like common.cuh beside them, ours lie elsewhere
+    get_target_property(target_dir ${target} SOURCE_DIR)
+    set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target}
+        PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON INCLUDE_DIRECTORIES "${target_dir}")
 endfunction()
 
 # One executable of ours, with upstream's internal headers reachable. Sets <out> to ON when it was made.
@@ -177,6 +180,7 @@ function(fn_add_program out id name)
     if (cuda)
         get_target_property(architectures ggml-cuda CUDA_ARCHITECTURES)
         set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}")
+        target_include_directories(${name} PRIVATE "${CMAKE_SOURCE_DIR}/ggml/src/ggml-cuda")
     endif()
     set_property(GLOBAL APPEND PROPERTY FN_PROGRAMS "${name}")
     set(${out} ON PARENT_SCOPE)
@@ -252,7 +256,12 @@ if (FLASHNEXT_FEATURES_FILE)
     # upstream's warnings and sanitizers for our executables as well
     cmake_language(DEFER CALL llama_add_compile_flags)
     if (GGML_CUDA AND FLASHNEXT_TESTS)
-        cmake_language(DEFER CALL enable_language CUDA)
+        # CUDA tests are targets of this directory, and a language cannot be enabled in a deferred call. Enabled before
+        # upstream does it, without architectures, it would choose CMake's instead of upstream's.
+        if (NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+            message(FATAL_ERROR "flashnext: FLASHNEXT_TESTS with GGML_CUDA needs CMAKE_CUDA_ARCHITECTURES")
+        endif()
+        enable_language(CUDA)
     endif()
     cmake_language(DEFER CALL include "${FLASHNEXT_FEATURES_FILE}")
 endif()

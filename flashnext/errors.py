@@ -491,6 +491,18 @@ class ModelFilesError(ModelError):
     hint = "fetch the files named above completely; serving never downloads"
 
 
+class ContextTooLongError(ProfileError):
+    id = "context-too-long"
+    hint = "lower context.size to the model's own length"
+
+
+class PlacementError(ProfileError):
+    """A placement rule without a tensor, or experts without a rule."""
+
+    id = "placement-unfit"
+    hint = "see `flashnext model inspect PATH --json`; a rule is a regular expression over names"
+
+
 class StrayConfigError(HostError):
     id = "stray-config"
     hint = "move the file away: llama-server reads it whatever the command line says"

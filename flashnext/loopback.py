@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,20 @@ def request(
     except ValueError:
         data = None
     return Reply(status, text, data)
+
+
+def ask_line(address: tuple[str, int], line: str, *, timeout_s: float = 2.0) -> dict[str, Any]:
+    """Send one line to a control port and return the JSON object that comes back. Raises UnreachableError."""
+    try:
+        with socket.create_connection(address, timeout=timeout_s) as connection:
+            connection.sendall(line.encode() + b"\n")
+            with connection.makefile("rb") as stream:
+                value = json.loads(stream.readline(65_536))
+    except (OSError, ValueError) as error:
+        raise UnreachableError(f"{line}: {type(error).__name__}: {error}") from None
+    if not isinstance(value, dict):
+        raise UnreachableError(f"{line}: no object")
+    return value
 
 
 class RefusedError(Exception):

@@ -31,7 +31,6 @@ from flashnext.errors import (
 )
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_BLOCK_BYTES = 1 << 18
 _FIRST_PAUSE_S = 0.25
 _CA_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 
@@ -183,6 +182,7 @@ class Downloader:
     def _fill(self, url: str, part: Path, size_bytes: int, at: Callable[[int], None]) -> None:
         """Append to the part file until it has its size; a try that brought bytes gives the tries back."""
         pauses = self._pauses()
+        most = _size(part)
         while True:
             had = _size(part)
             if had == size_bytes:
@@ -205,7 +205,9 @@ class Downloader:
                 error = _truncated(url, have, size_bytes, problem) if have else _unreachable(url, problem)
             if answer is not None and answer.status_code == 416:
                 part.unlink(missing_ok=True)  # the server's file ends before our part does
-            if _size(part) > had:
+                error = _truncated(url, had, size_bytes)
+            if _size(part) > most:
+                most = _size(part)
                 pauses = self._pauses()
             pause = next(pauses, None)
             if pause is None or not _passing(answer):
@@ -269,7 +271,7 @@ def _append(answer: httpx.Response, part: Path, had: int, size_bytes: int, at: C
     have = had if follows else 0
     with part.open("ab" if follows else "wb") as stream:
         at(have)
-        for block in answer.iter_raw(_BLOCK_BYTES):
+        for block in answer.iter_raw():  # as it arrives: a block size would lose the rest when a line is cut
             have += len(block)
             if have > size_bytes:
                 raise SdistSizeMismatchError(

@@ -27,6 +27,7 @@ class Arm:
     """One arm. Exactly one of ``profile`` (started by `flashnext serve`), ``command`` and ``url`` is set.
 
     ``environment``: the watched variables that its process must have, and no others of their kind.
+    ``direct``: llama-server itself, without the supervisor (every arm of a run whose arms differ in build).
     ``min_tokens``: prompts of at least so many new tokens make one transition; None where there is none.
     """
 
@@ -35,6 +36,7 @@ class Arm:
     command: str | None = None
     url: str | None = None
     build: str | None = None
+    direct: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     min_tokens: int | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -58,7 +60,9 @@ def from_profile(
     - ``candidate``: the profile as it is;
     - ``control``: the same build without the transaction;
     - ``vanilla``: no feature of ours (kill switches off, or a vanilla build where ``builds`` names one);
-    - ``without:<feature>``: one feature off (its switch, or a build without it).
+    - ``without:<feature>``: one feature off (its switch, or a build without it);
+    - ``bypass``: the transaction's own control mode;
+    - ``resident``: vanilla with every expert on the devices, where they fit: the kernels' own time.
     """
     base = load(name).profile
     made = []
@@ -66,7 +70,7 @@ def from_profile(
         profile = base if arm == "candidate" else _derived(base, arm)
         path = folder / f"{arm.replace(':', '-')}.yaml"
         write_atomic(path, _text(profile))
-        made.append(_arm(arm, profile, path, (builds or {}).get(arm)))
+        made.append(_arm(arm, profile, path, (builds or {}).get(arm), direct=bool(builds)))
     remarks = []
     if base.phase_prefill is None and {"control", "candidate"} <= set(arms):
         remarks.append(
@@ -115,10 +119,14 @@ def from_commands(commands: Sequence[str]) -> Configured:
 
 def _derived(base: Profile, arm: str) -> Profile:
     changes: dict[str, Any] = {"phase_prefill": None}
-    if arm == "vanilla":
+    if arm in ("vanilla", "resident"):
         changes |= {"expert_cache": None, "mtp": None}
         changes["load"] = base.load.model_copy(update={"pin_host": False})
         changes["placement"] = tuple(r.model_copy(update={"memory": "host"}) for r in base.placement)
+        if arm == "resident":
+            changes["placement"] = ()
+            size = base.phase_prefill.micro_batch if base.phase_prefill else base.context.micro_batch
+            changes["context"] = base.context.model_copy(update={"micro_batch": size})
     elif arm.startswith(WITHOUT):
         feature = arm.removeprefix(WITHOUT)
         changes = {SECTION_OF[feature]: None} if feature in SECTION_OF else {}
@@ -134,7 +142,7 @@ def _derived(base: Profile, arm: str) -> Profile:
     return base.model_copy(update={**changes, "kind": kind, "name": f"{base.name}-{suffix}"[:40]})
 
 
-def _arm(name: str, profile: Profile, path: Path, build: str | None) -> Arm:
+def _arm(name: str, profile: Profile, path: Path, build: str | None, *, direct: bool) -> Arm:
     place = command.Place(server="llama-server", model="model", port=1)
     environment = {k: v for k, v in command.env(profile, place).items() if k.startswith(WATCHED)}
     phase = profile.phase_prefill
@@ -144,6 +152,7 @@ def _arm(name: str, profile: Profile, path: Path, build: str | None) -> Arm:
         name=name,
         profile=path,
         build=build,
+        direct=direct,
         environment=environment,
         min_tokens=phase.min_tokens if phase is not None else None,
         facts={

@@ -76,7 +76,9 @@ class Asker:
         except TokenizeError as error:
             yield self._row(item, began, Answer(error=str(error)))
             return
-        yield self._row(item, began, self._watched("/completion", body))
+        deep = item.scenario == "prefill"
+        answer = self._watched("/completion", body) if deep else ask(self.address, "/completion", body)
+        yield self._row(item, began, answer)
 
     def warm_up(self, item: Item, number: int) -> Answer:
         """A request like ``item`` that nothing is recorded of, with a text of its own."""
@@ -87,7 +89,7 @@ class Asker:
         screen = make_screen(item.seed)
         check_key(screen)
         key = (item.seed, item.depth)
-        for number, (question, messages) in enumerate(self._turns(item, key)):
+        for question, messages in self._turns(item, key):
             body = {
                 "messages": messages,
                 "max_tokens": item.generate,
@@ -96,7 +98,7 @@ class Asker:
                 **SAMPLINGS[item.sampling],
             }
             began = now()
-            answer = self._watched("/v1/chat/completions", body) if number == 0 else self._ask_chat(body)
+            answer = ask(self.address, "/v1/chat/completions", body)
             correct = None if answer.error else grade(question, answer.text)
             yield self._row(item, began, answer, name=f"{item.item}/{question.name}", correct=correct)
 
@@ -107,9 +109,6 @@ class Asker:
             room = item.depth - min(700, item.depth // 4)
             self._texts[key] = fit(lambda n: text_of(screen, n), lambda t: len(self.tokens(t)), room)
         yield from turns(screen, self._texts[key])
-
-    def _ask_chat(self, body: dict[str, Any]) -> Answer:
-        return ask(self.address, "/v1/chat/completions", body)
 
     def _watched(self, path: str, body: dict[str, Any]) -> Answer:
         if self.watch is None:

@@ -10,12 +10,13 @@ from pathlib import Path
 from flashnext.bench import checks
 from flashnext.bench.arms import Arm
 from flashnext.bench.asking import Asker, TokenizeError, now
+from flashnext.bench.launching import running
 from flashnext.bench.memory import Devices, Watch, devices_of
 from flashnext.bench.metrics import prompt_tokens
 from flashnext.bench.plan import Item, Plan, Session, estimate_s, items
 from flashnext.bench.quality import QUESTIONS
 from flashnext.bench.samples import End, Process, Request, Samples, Writer
-from flashnext.bench.servers import Server, running
+from flashnext.bench.servers import Server
 from flashnext.errors import ArmCheckFailedError, ArmServerFailedError
 
 
@@ -99,10 +100,10 @@ class Driver:
         with running(arm, log, limit_s=self.options.start_limit_s, options=self.options.serve) as server:
             devices = devices_of(list(server.all_lines()))
             writer.add(self._process(session, name, attempt, server, devices))
-            watch = Watch(devices) if devices is not None and self.options.watch_memory else None
-            asker = Asker(server.address, name, watch)
+            asker = Asker(server.address, name, self._watch(session, devices))
             rows, tokens = self._ask(session, asker, server, writer)
             server.settle_end()
+            used = devices.used_bytes() if devices is not None else []
             problems = server.problems()
             found = checks.scan(server.lines())
         expected = [*tokens, *(prompt_tokens(r) for r in rows if not r.cancelled)]
@@ -111,6 +112,7 @@ class Driver:
         counted = checks.count_problems(arm, found, expected, exact=exact)
         writer.add(
             End(
+                used_bytes=used,
                 process=name,
                 ended=now(),
                 requests=len(rows),
@@ -121,6 +123,12 @@ class Driver:
                 transitions=found.transitions,
             )
         )
+
+    def _watch(self, session: Session, devices: Devices | None) -> Watch | None:
+        """Memory is watched in the first half block alone: asking a driver is not free."""
+        if devices is None or not self.options.watch_memory or (session.block, session.half) != (0, 0):
+            return None
+        return Watch(devices)
 
     def _process(
         self, session: Session, name: str, attempt: int, server: Server, devices: Devices | None
@@ -150,6 +158,7 @@ class Driver:
             facts={
                 **server.facts(),
                 "shared": arm.url is not None,
+                "used_bytes": devices.used_bytes() if devices is not None else [],
                 "devices": devices.state() if devices is not None else [],
             },
         )

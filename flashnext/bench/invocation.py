@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashnext import paths
+from flashnext import builds, paths
 from flashnext.bench import facts as bench_facts
 from flashnext.bench import link, report, running
 from flashnext.bench.arms import Configured, from_commands, from_profile
@@ -65,7 +65,10 @@ def prepare(asked: Asked) -> Prepared:
     if asked.commands:
         configured = from_commands(asked.commands)
     else:
-        configured = from_profile(asked.profile, asked.arms, folder / "arms", builds=_pairs(asked.builds))
+        named = _pairs(asked.builds)
+        for key in named.values():
+            builds.get_build(key)
+        configured = from_profile(asked.profile, asked.arms, folder / "arms", builds=named)
     scenarios = load_scenarios()
     if asked.what != ALL and asked.what not in scenarios:
         raise UsageError(f"there is no scenario {asked.what}", context=[", ".join(scenarios)])

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
-import socket
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from flashnext.loopback import UnreachableError, ask_line
 from flashnext.markers import parse
 from flashnext.proc import environment, run
 
@@ -57,13 +56,8 @@ class VirtualDevices(Devices):
 
     @staticmethod
     def _books(port: int) -> dict[str, Any]:
-        with (
-            contextlib.suppress(OSError, ValueError),
-            socket.create_connection(("127.0.0.1", port), timeout=2.0) as connection,
-        ):
-            connection.sendall(b"stats\n")
-            books = json.loads(connection.makefile().readline())
-            return books if isinstance(books, dict) else {}
+        with contextlib.suppress(UnreachableError):
+            return ask_line(("127.0.0.1", port), "stats")
         return {}
 
 

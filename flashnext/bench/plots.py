@@ -118,9 +118,15 @@ def logit_histogram(result: Result) -> str | None:
             label = f"{row.candidate} against {row.control} (largest {row.max_abs:.3f})"
             colour = COLOURS[number % len(COLOURS)]
             axes.stairs(
-                [n for _, _, n in row.histogram], edges, label=label, fill=True, alpha=0.4, color=colour
+                [n for _, _, n in row.histogram],
+                edges,
+                label=label,
+                fill=row.max_abs > 0,
+                alpha=0.4,
+                color=colour,
             )
         axes.set_yscale("symlog")
+        axes.set_xlim(0, max(1e-3, *(row.max_abs for row in result.logits)))
         axes.set_xlabel("absolute difference of log probability")
         axes.set_ylabel("tokens")
         axes.legend()
@@ -160,19 +166,22 @@ def memory_timeline(result: Result, samples: Samples) -> str | None:
             best[arm] = request
     if not best:
         return None
+    most = max(max(used) for request in best.values() for _, used in request.memory)
+    unit = 2**30 if most >= 2**30 else 2**20
 
     def draw(axes: Any) -> None:
         for arm, request in best.items():
             for device in range(len(request.memory[0][1])):
                 x = [ms / 1000 for ms, _ in request.memory]
-                y = [used[device] / 2**30 for _, used in request.memory]
+                y = [used[device] / unit for _, used in request.memory]
                 style = ("-", "--", ":", "-.")[device % 4]
                 label = f"{arm}, device {device} ({request.depth:,} tokens)"
                 axes.plot(x, y, style, color=_colour(result, arm), label=label)
             if request.ttft_ms:
                 axes.axvline(request.ttft_ms / 1000, color=_colour(result, arm), lw=0.8, alpha=0.5)
         axes.set_xlabel("seconds since the request (thin line: first token)")
-        axes.set_ylabel("in use, GiB")
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("in use, " + ("GiB" if unit == 2**30 else "MiB"))
         axes.legend(fontsize=8)
 
     return _draw(draw)

@@ -83,13 +83,23 @@ def _view(result: Result, gates: list[GateResult], samples: Samples) -> dict[str
         "logits": result.logits,
         "quality": result.quality,
         "transitions": result.transitions,
-        "checks": result.checks,
-        "left_out": result.left_out,
-        "torn": samples.torn,
-        "unfinished": result.unfinished_processes,
+        "checks": [_check_row(c) for c in result.checks],
+        "notes": _notes(result, samples),
         "level": "98%",
         "commands": [" ".join(h.command) for h in samples.headers],
     }
+
+
+def _notes(result: Result, samples: Samples) -> list[str]:
+    """What a reader has to know before the numbers."""
+    notes = [*result.facts.get("remarks", []), *(f"left out: {line}" for line in result.left_out)]
+    if samples.torn:
+        notes.append(f"{samples.torn} torn lines of a killed writer were passed over")
+    if result.unfinished_processes:
+        notes.append(f"{result.unfinished_processes} processes were cut off; their rows are not counted")
+    if len(samples.processes) < result.planned_processes:
+        notes.append(f"{len(samples.processes)} of {result.planned_processes} processes have run")
+    return notes
 
 
 def _header(result: Result, samples: Samples) -> Iterator[tuple[str, str]]:
@@ -100,7 +110,7 @@ def _header(result: Result, samples: Samples) -> Iterator[tuple[str, str]]:
     yield "seed", str(result.seed)
     run = len(samples.processes)
     yield "processes", f"{run} of {result.planned_processes} planned, {len(samples.headers)} invocations"
-    yield from _flat(result.facts)
+    yield from _flat({k: v for k, v in result.facts.items() if k != "remarks"})
     yield from _ranges(samples)
 
 
@@ -148,6 +158,12 @@ def _cell_row(cell: results.CellResult) -> dict[str, str]:
         "median": _short(cell.median),
         "range": f"{_short(cell.low)} to {_short(cell.high)}",
     }
+
+
+def _check_row(check: results.CheckResult) -> list[str]:
+    growth = ", ".join(f"{n / 2**20:+.1f} MiB" for n in check.growth_bytes) or "not read"
+    counts = [check.processes, check.prompts, check.begins, check.ends]
+    return [check.arm, *map(str, counts), growth, "; ".join(check.problems) or "none"]
 
 
 def _ratio_row(row: results.RatioResult) -> dict[str, str]:

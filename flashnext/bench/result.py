@@ -22,7 +22,7 @@ from flashnext.bench.matching import (
     quality,
 )
 from flashnext.bench.metrics import METRICS
-from flashnext.bench.samples import Process, Request, Samples
+from flashnext.bench.samples import End, Process, Request, Samples
 from flashnext.bench.stats import LEVEL, Pair, Ratio, Verdict, paired_ratio, summarise, verdict
 
 NAME = "result.json"
@@ -87,6 +87,9 @@ class CheckResult(Artefact):
     prompts: int
     begins: int
     ends: int
+    growth_bytes: list[int] = Field(
+        description="most that the use of each device grew from a process's ready to its end"
+    )
     problems: list[str]
 
 
@@ -141,7 +144,9 @@ def _facts(samples: Samples, arms: Sequence[str]) -> dict[str, Any]:
     for arm in arms:
         first = next((p for p in samples.processes if p.arm == arm), None)
         if first is not None:
-            said = {k: v for k, v in first.facts.items() if k not in ("devices", "model")}
+            said = {
+                k: v for k, v in first.facts.items() if k not in ("devices", "model", "used_bytes", "shared")
+            }
             by_arm[arm] = {**by_arm.get(arm, {}), **said}
             if "model" in first.facts:
                 facts.setdefault("model", first.facts["model"])
@@ -299,6 +304,7 @@ def _check(samples: Samples, arm: str) -> CheckResult:
         prompts=sum(e.prompts for e in ends),
         begins=sum(e.begins for e in ends),
         ends=sum(e.ends for e in ends),
+        growth_bytes=_growth(own, ends),
         problems=[f"process {e.process}: {text}" for e in ends for text in e.problems]
         + [
             f"process {r.process}: {r.item}: {r.error}"
@@ -306,6 +312,12 @@ def _check(samples: Samples, arm: str) -> CheckResult:
             if r.error and r.process in {p.process for p in own}
         ],
     )
+
+
+def _growth(processes: Sequence[Process], ends: Sequence[End]) -> list[int]:
+    pairs = [(p.facts.get("used_bytes") or [], e.used_bytes) for p, e in zip(processes, ends, strict=True)]
+    grown = [[b - a for a, b in zip(x, y, strict=True)] for x, y in pairs if x and len(x) == len(y)]
+    return [max(column) for column in zip(*grown, strict=True)]
 
 
 def file_in(folder: Path) -> Path:

@@ -100,6 +100,7 @@ class End(Artefact):
     prompts: int = Field(description="requests whose prompt the server worked on")
     begins: int
     ends: int
+    used_bytes: list[int] = Field(default_factory=list, description="on each device, at the end")
     problems: tuple[str, ...] = ()
     transitions: list[dict[str, Any]] = Field(
         default_factory=list, description="payloads of the phase markers"

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import http.client
-import os
-import re
-import select
 import shlex
 import socket
 import subprocess
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from flashnext import services
 from flashnext.bench.arms import Arm
-from flashnext.bench.facts import build_facts, model_facts
 from flashnext.errors import ArmServerFailedError
 from flashnext.loopback import UnreachableError, request
 from flashnext.proc import environment, start, stop, wait_until
-
-_URL = re.compile(r"^(http://\S+?)(/v1)?$")
-# `flashnext serve` has to find the same builds, models and state as the bench.
-_XDG = ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "PYTHONPATH", "VIRTUAL_ENV")
-
 
 QUIET_S = 0.15  # a log that grew by nothing for so long is quiet
 
@@ -89,7 +77,7 @@ class Server(ABC):
         self.offset = max(size, 0)
 
 
-class _Started(Server):
+class StartedServer(Server):
     """A server that is a child of ours."""
 
     def __init__(self, arm: Arm, log: Path) -> None:
@@ -108,6 +96,10 @@ class _Started(Server):
         tail = list(self.all_lines())[-8:]
         return ArmServerFailedError(f"arm {self.arm.name}: {reason}", context=[f"log: {self.log}", *tail])
 
+    @abstractmethod
+    def launch(self, *, limit_s: float, options: Sequence[str] = ()) -> None:
+        """Start it and wait until it is ready. Raises ArmServerFailedError after ``limit_s``."""
+
     def problems(self) -> list[str]:
         code = self.child.poll()
         return [] if code is None else [f"the server ended with code {code}"]
@@ -118,10 +110,10 @@ class _Started(Server):
         self._stream.close()
 
 
-class CommandServer(_Started):
+class CommandServer(StartedServer):
     """A llama-server started by its own command line."""
 
-    def launch(self, *, limit_s: float) -> None:
+    def launch(self, *, limit_s: float, options: Sequence[str] = ()) -> None:
         began = time.monotonic()
         port = free_port()
         words = shlex.split((self.arm.command or "").replace("{port}", str(port)))
@@ -142,68 +134,6 @@ class CommandServer(_Started):
         return {}
 
 
-class ServiceServer(_Started):
-    """`flashnext serve` of a profile: supervised, with its record in state.json."""
-
-    def launch(self, *, limit_s: float, options: Sequence[str] = ()) -> None:
-        began = time.monotonic()
-        words = [sys.executable, "-m", "flashnext", "serve", "--profile", str(self.arm.profile)]
-        words += ["--port", "0", "--verbose", *options]
-        words += ["--build", self.arm.build] if self.arm.build else []
-        self._child = start(
-            words, env=environment(also=_XDG), stdout=subprocess.PIPE, stderr=self._stream.fileno()
-        )
-        self.address = self._first_line(began + limit_s)
-        self.ready_s = time.monotonic() - began
-        service = self._service()
-        self.argv = service.argv
-        self.pid = next((p.pid for p in service.children if p.name == "server"), None)
-        if self.pid is None:
-            raise self.failed("its record names no server process")
-
-    def _first_line(self, deadline: float) -> tuple[str, int]:
-        """The line on stdout with the URL, which comes when the server is ready."""
-        pipe = self.child.stdout
-        assert pipe is not None
-        handle, text = pipe.fileno(), ""
-        while time.monotonic() < deadline:
-            if select.select([handle], [], [], 0.1)[0]:
-                text += os.read(handle, 4096).decode("utf-8", "replace")
-            match = _URL.match(text.strip())
-            if match is not None and text.endswith("\n"):
-                parts = urlsplit(match[1])
-                return (parts.hostname or "127.0.0.1", parts.port or 80)
-            if self.child.poll() is not None:
-                raise self.failed(
-                    f"flashnext serve ended with code {self.child.returncode} before it was ready"
-                )
-            time.sleep(0.05)
-        raise self.failed("not ready in time")
-
-    def _service(self) -> services.Service:
-        service = services.read(self.address[1])
-        if service is None:
-            raise self.failed("it left no record")
-        return service
-
-    def facts(self) -> dict[str, Any]:
-        service = self._service()
-        return {
-            "build": build_facts(service.build),
-            "features": ", ".join(service.features),
-            "model": model_facts(Path(service.model)),
-            "head": Path(service.head).name if service.head else None,
-            "deviations": len(service.deviations),
-        }
-
-    def problems(self) -> list[str]:
-        found = super().problems()
-        service = services.read(self.address[1])
-        if service is not None and service.restarts:
-            found.append(f"restarted {service.restarts} times: {service.reason}")
-        return found
-
-
 class UrlServer(Server):
     """A server that somebody else runs: nothing is started, checked or ended."""
 
@@ -222,24 +152,6 @@ class UrlServer(Server):
 
     def end(self) -> None:
         return None
-
-
-@contextmanager
-def running(arm: Arm, log: Path, *, limit_s: float, options: Sequence[str] = ()) -> Iterator[Server]:
-    """A fresh server of an arm, ready; it is ended however the block is left."""
-    if arm.url is not None:
-        yield UrlServer(arm, log)
-        return
-    server = CommandServer(arm, log) if arm.command is not None else ServiceServer(arm, log)
-    try:
-        if isinstance(server, CommandServer):
-            server.launch(limit_s=limit_s)
-        else:
-            server.launch(limit_s=limit_s, options=options)
-        server.settle()
-        yield server
-    finally:
-        server.end()
 
 
 def is_healthy(address: tuple[str, int]) -> bool:

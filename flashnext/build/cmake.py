@@ -12,7 +12,7 @@ from flashnext import __version__, proc
 from flashnext.artefacts import write_atomic
 from flashnext.build.series import Feature, Program
 from flashnext.build.toolchain import Tools
-from flashnext.build.workspace import Workspace
+from flashnext.build.workspace import WorkLock, Workspace
 from flashnext.builds import digest
 from flashnext.errors import ConfigureFailedError
 
@@ -147,7 +147,7 @@ def tool_environment(work: Workspace) -> dict[str, str]:
     )
 
 
-def configure(work: Workspace, tools: Tools, settings: Mapping[str, str]) -> bool:
+def configure(work: Workspace, lock: WorkLock, tools: Tools, settings: Mapping[str, str]) -> bool:
     """Configure where the settings, the features or CMake moved since the last success; says whether it ran.
 
     Raises ConfigureFailedError with CMake's own words.
@@ -170,15 +170,25 @@ def configure(work: Workspace, tools: Tools, settings: Mapping[str, str]) -> boo
     ]  # fmt: skip
     env = tool_environment(work)
     _write_command(work, tools, argv, env)
-    done = proc.run([*argv, *fresh], env=env, timeout_s=600)
     log = work.log / "configure.log"
-    write_atomic(log, done.out + done.err)
-    if not done.ok:
-        raise ConfigureFailedError(
-            f"CMake failed with code {done.code}", context=[f"log {log}", *_cmake_errors(done.out + done.err)]
-        )
+    code = _run([*argv, *fresh], work, lock, env, log)
+    if code != 0:
+        words = _cmake_errors(log.read_text(errors="replace"))
+        raise ConfigureFailedError(f"CMake failed with code {code}", context=[f"log {log}", *words])
     write_atomic(work.configured, stamp)
     return True
+
+
+def _run(argv: Sequence[str], work: Workspace, lock: WorkLock, env: Mapping[str, str], log: Path) -> int:
+    """As a child that dies with us and holds the lock: a killed run's CMake never meets the next one's."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as stream:
+        child = proc.start(argv, env=env, cwd=work.root, stdout=stream, pass_fds=(lock.handle,))
+        try:
+            lock.note_session(child.pid)
+            return child.wait()
+        finally:
+            proc.stop(child)
 
 
 def _cmake_errors(output: str) -> list[str]:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashnext import artefacts, paths
-from flashnext.build import hunks, series, stage
+from flashnext import artefacts, console, paths
+from flashnext.build import hunks, locks, series, stage
 from flashnext.build.pin import Pin
 from flashnext.build.scratch import IDENTITY, Scratch
 from flashnext.build.series import Feature
@@ -49,7 +49,6 @@ class ShellTree:
     """
 
     tree: Path
-    feature: str | None
     kept: bool = False
     rejects: tuple[str, ...] = ()
 
@@ -94,8 +93,15 @@ def open_tree(
     state = _base_state(pin, before)
     if folder.exists() and not fresh:
         _check_state(folder, state)
-        return ShellTree(folder / "tree", name, kept=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+        return ShellTree(folder / "tree", kept=True)
+    console.say(f"making a checkout in {folder / 'tree'}")
+    with locks.held(folder):
+        return _make_tree(pin, pristine, before, feature, folder)
+
+
+def _make_tree(
+    pin: Pin, pristine: Path, before: Sequence[Feature], feature: Feature | None, folder: Path
+) -> ShellTree:
     temp = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         new = temp / "new"
@@ -108,13 +114,13 @@ def open_tree(
             scratch.commit_all(f"{step.id}: {step.summary}")
         scratch.must(["tag", _BASE])
         rejects = _put_hooks(scratch, pristine, before, feature) if feature else ()
-        artefacts.write_json(new / _STATE, state)
+        artefacts.write_json(new / _STATE, _base_state(pin, before))
         if folder.exists():
             folder.rename(temp / "old")
         new.rename(folder)
     finally:
         shutil.rmtree(temp, ignore_errors=True)
-    return ShellTree(folder / "tree", name, rejects=rejects)
+    return ShellTree(folder / "tree", rejects=rejects)
 
 
 def write_files(work: Path, files: dict[str, bytes]) -> None:
@@ -184,19 +190,21 @@ def refresh(
         raise NothingToWriteError(f"the checkout for {name} has no edits", context=[str(folder / "tree")])
     target = feature.folder / series.HOOKS_FILE
     old = target.read_bytes().decode("utf-8", "replace") if target.exists() else ""
-    body = reason or (read_body(target) if old else "")
-    if not body:
+    mail = mail_of(feature, reason) if reason else old_mail(target)
+    if not mail:
         raise UsageError(
             "hooks.patch needs a reason", context=[str(target)], hint="pass it with `--reason TEXT`"
         )
-    new = hooks_text(feature, body, text)
+    new = mail + text
     patch = _check_text(new, feature.folder)
-    artefacts.write_atomic(target, new)
+    changed = without_version(old) != new
+    if changed:
+        artefacts.write_atomic(target, new)
     others = scratch.must(["ls-files", "--others", "--exclude-standard", "-z"]).split("\0")
     left_out = tuple(sorted(n for n in others if n and not n.endswith((".rej", ".orig"))))
     written = [series.read_feature(f.folder) for f in features]
     stage.patched_files(pristine, written)
-    return Refreshed(target, patch.added, patch.removed, new != old, left_out)
+    return Refreshed(target, patch.added, patch.removed, changed, left_out)
 
 
 def diff_text(scratch: Scratch, what: Sequence[str]) -> str:
@@ -211,18 +219,25 @@ def diff_text(scratch: Scratch, what: Sequence[str]) -> str:
             raise HooksInvalidError("an edited line is not UTF-8", context=[str(error)]) from None
 
 
-def read_body(patch: Path) -> str:
-    """The reason in an existing hooks.patch; empty where it has none or cannot be read."""
+def mail_of(feature: Feature, reason: str) -> str:
+    """What stands above the diff in a hooks.patch, so that ``git am`` takes it."""
+    sender = "{} <{}>".format(*IDENTITY)
+    return f"From: {sender}\nSubject: [PATCH] {feature.id}: {feature.summary}\n\n{reason.strip()}\n\n"
+
+
+def old_mail(patch: Path) -> str:
+    """What stands above the diff in an existing hooks.patch; empty where it cannot be kept."""
     try:
-        return hunks.read_hooks(patch).body
+        if not hunks.read_hooks(patch).body:
+            return ""
     except PatchError:
         return ""
+    return patch.read_bytes().decode("utf-8", "replace").split("diff --git ", 1)[0]
 
 
-def hooks_text(feature: Feature, body: str, diff: str) -> str:
-    """A whole hooks.patch: mail header, reason, diff. ``git am`` takes it."""
-    sender = "{} <{}>".format(*IDENTITY)
-    return f"From: {sender}\nSubject: [PATCH] {feature.id}: {feature.summary}\n\n{body.strip()}\n\n{diff}"
+def without_version(patch: str) -> str:
+    """A hooks.patch without the version that format-patch puts at its end (a diff has none)."""
+    return re.sub(r"\n-- ?\n[^\n]*\n*\Z", "\n", patch)
 
 
 def _check_text(text: str, folder: Path) -> hunks.HooksPatch:

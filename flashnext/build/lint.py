@@ -25,6 +25,9 @@ _FUNCTION = re.compile(
     r"^(?!static\b|typedef\b|using\b|return\b|else\b|#)[A-Za-z_][\w:<>,*& \"]*[\s*&](\w+)\s*\("
 )
 _NAMESPACE = re.compile(r"^namespace\b\s*([\w:]*)\s*\{(?!.*\})")
+_NOISE = re.compile(
+    r'R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|//[^\n]*|/\*.*?\*/', re.DOTALL
+)
 _MACRO_LIKE = re.compile(r"^[A-Z][A-Z0-9_]*$")
 
 
@@ -143,24 +146,30 @@ def _names(feature: Feature) -> Iterator[str]:
             yield f"{where}: the name of {program.name} must start {prefix}"
 
 
+def _code(text: str) -> list[str]:
+    """The lines of a C++ source without comments and literals."""
+    return _NOISE.sub(lambda match: "\n" * match.group().count("\n"), text).split("\n")
+
+
 def _symbols(feature: Feature) -> Iterator[str]:
     """Functions of src/ that the linker can see start ``fn_`` (read by line, so only the plain cases)."""
     for path in sorted((feature.folder / "src").rglob("*")):
         if path.suffix not in _COMPILED | _HEADERS:
             continue
-        inside = 0
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        open_braces: list[bool] = []  # for each: is it an extern "C" block, which hides nothing
+        for number, line in enumerate(_code(path.read_text(encoding="utf-8")), 1):
             space = _NAMESPACE.match(line)
-            if space:
-                inside += 1
-                if space.group(1) and not space.group(1).startswith("fn"):
-                    yield f"{path}:{number}: namespace {space.group(1)} must start fn"
-            elif inside and re.match(r"^\}", line) and "namespace" in line:
-                inside -= 1
-            match = None if inside else _FUNCTION.match(line)
+            if space and space.group(1) and not space.group(1).startswith("fn"):
+                yield f"{path}:{number}: namespace {space.group(1)} must start fn"
+            match = _FUNCTION.match(line) if all(open_braces) else None
             name = match.group(1) if match else "fn_"
             if name != "main" and not _MACRO_LIKE.match(name) and not name.startswith("fn_"):
                 yield f"{path}:{number}: {name} is visible to the linker: start it fn_, or make it static"
+            for brace in re.findall(r"[{}]", line):
+                if brace == "{":
+                    open_braces.append(re.match(r"extern\s*\{", line) is not None)
+                elif open_braces:
+                    open_braces.pop()
 
 
 def _hooks(feature: Feature) -> Iterator[str]:

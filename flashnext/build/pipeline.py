@@ -15,7 +15,7 @@ from flashnext.build.series import Feature, load_series, select, series_hash
 from flashnext.build.toolchain import Toolchain, Tools, check_toolchain, find_toolchain
 from flashnext.build.workspace import Workspace, locked, sync
 from flashnext.builds import VANILLA_SERIES, Build
-from flashnext.errors import BuildOptionsError
+from flashnext.errors import BuildOptionsError, ToolchainError
 from flashnext.probe.host import probe_host
 
 _OUR_CMAKE_FILES = ("flashnext.cmake", "fn-build-info.h.in")
@@ -117,9 +117,9 @@ def build(request: Request) -> Result:
         console.say(f"warning: {warning}")
     _tell(plan, tools)
     with locked(plan.work) as lock:
+        plan = _settled_sources(request, plan.work)
         if (done := plan.done) is not None:
             return Result(done, plan, False, None, time.monotonic() - begin)
-        _sources(plan)
         settings = {
             **plan.flags,
             **cmake.tool_settings(tools),
@@ -127,7 +127,7 @@ def build(request: Request) -> Result:
                 plan.work, plan.features, plan.series_hash, vanilla=request.vanilla, tests=request.tests
             ),
         }
-        if cmake.configure(plan.work, tools, settings):
+        if cmake.configure(plan.work, lock, tools, settings):
             console.say(f"configured in {plan.work.build}")
         log = plan.work.log / "compile.log"
         plan.work.tested.unlink(missing_ok=True)
@@ -158,6 +158,25 @@ def _tell(plan: Plan, tools: Tools) -> None:
         version = ".".join(str(part) for part in tools.nvcc.version or ())
         console.say(f"  nvcc  {tools.nvcc.path} {version} (found by {tools.nvcc.found_by})")
     console.say(f"  jobs  {plan.jobs}, work folder {plan.work.root}")
+
+
+def _settled_sources(request: Request, work: Workspace) -> Plan:
+    """Bring the sources in and return the plan that they belong to.
+
+    The key must name what is compiled: where somebody edits a feature meanwhile, they are brought in again.
+    """
+    plan = make_plan(request)
+    while plan.done is None:
+        if plan.work != work:
+            raise ToolchainError(
+                "the pin or the compiler changed while the build began", context=[str(work.root)]
+            )
+        _sources(plan)
+        again = make_plan(request)
+        if again.key == plan.key:
+            break
+        plan = again
+    return plan
 
 
 def _sources(plan: Plan) -> None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashnext import artefacts, paths
-from flashnext.build import edit, hunks, series, stage
+from flashnext import artefacts, console, paths
+from flashnext.build import edit, hunks, locks, series, stage
 from flashnext.build.pin import Pin
 from flashnext.build.scratch import Scratch
 from flashnext.build.series import Feature
@@ -60,7 +60,12 @@ class Rebase:
         Raises RebaseConflictError with feature, file and hunk, and HunkFailedError where the series does not
         apply to the old source. Go on by calling it again after the marked files are mended.
         """
+        with locks.held(self.folder):
+            return self._run(old, new)
+
+    def _run(self, old: Path, new: Path) -> list[Rebased]:
         if not self._resume():
+            console.say("committing the old and the new source")
             self._begin(old, new)
         # What is done is what is committed: an interrupted command goes on at the right feature.
         done = int(self.scratch.must(["rev-list", "--count", f"{self.state['onto']}..HEAD"]))
@@ -186,8 +191,9 @@ class Rebase:
         diff = edit.diff_text(self.scratch, [f"HEAD~{below}", f"HEAD~{below - 1}"])
         if not diff:
             return Rebased(feature, None, changed=True)
-        text = edit.hooks_text(feature, edit.read_body(feature.hooks_patch), diff)
-        return Rebased(feature, text, changed=text.encode() != feature.hooks_patch.read_bytes())
+        mail = edit.old_mail(feature.hooks_patch) or edit.mail_of(feature, feature.summary)
+        old = feature.hooks_patch.read_bytes().decode("utf-8", "replace")
+        return Rebased(feature, mail + diff, changed=edit.without_version(old) != mail + diff)
 
     def _verify(self, new: Path, result: Sequence[Rebased]) -> None:
         """The new patches, applied to the new source as a build would, give the merged files."""

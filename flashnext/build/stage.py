@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from flashnext.build import hunks, tree
+from flashnext.build import hunks, locks, tree
 from flashnext.build.pin import Pin
 from flashnext.build.scratch import Scratch
 from flashnext.build.series import Feature
@@ -164,7 +164,17 @@ def stage_tree(pin: Pin, pristine: Path, features: Sequence[Feature], into: Path
     expected = expected_manifest(pristine, patched)
     if into.is_dir() and tree.manifest(into) == expected:
         return expected
-    into.parent.mkdir(parents=True, exist_ok=True)
+    with locks.held(into):
+        _put_in_place(pin, pristine, patched, expected, into)
+    return expected
+
+
+def _put_in_place(
+    pin: Pin, pristine: Path, patched: dict[str, bytes], expected: dict[str, str], into: Path
+) -> None:
+    for left in into.parent.glob(f".{into.name}.*"):  # of a run that was killed
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
     temp = Path(tempfile.mkdtemp(dir=into.parent, prefix=f".{into.name}."))
     try:
         shutil.copytree(pristine, temp / "new", symlinks=True)
@@ -182,4 +192,3 @@ def stage_tree(pin: Pin, pristine: Path, features: Sequence[Feature], into: Path
         if (temp / "old").exists() and not into.exists():
             (temp / "old").rename(into)
         shutil.rmtree(temp, ignore_errors=True)
-    return expected

@@ -63,6 +63,8 @@ def extract_source(sdist: Path, source_dir: str, into: Path) -> int:
         with tarfile.open(sdist, "r:gz") as archive, console.progress() as bar:
             task = bar.add_task("extract", total=None)
             for member in archive:
+                if member.name.startswith("/"):  # the filter would only cut the slash off
+                    raise SdistUnsafeError("the sdist has an absolute path", context=[member.name])
                 tarfile.data_filter(member, str(into))
                 relative = _source_path(member, source_dir)
                 if relative is None:
@@ -186,6 +188,7 @@ def pristine_tree(pin: Pin, sdist: Callable[[], Path]) -> Path:
             return target
         archive = sdist()
         _clean(target)
+        # Unpacked it is about as large as the sdist; its staged copy and the work tree come on top.
         _need_space(target.parent, 4 * pin.size_bytes)
         temp = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
         try:

@@ -36,7 +36,7 @@ SCENARIOS = {
 Profile = Annotated[str, typer.Option(metavar="NAME", help="Name of a shipped profile, or a .yaml file.")]
 Arms = Annotated[
     list[str] | None,
-    typer.Option("--arm", help="control, candidate, bypass, vanilla, without:FEATURE; repeat for each."),
+    typer.Option("--arm", help="control, candidate, bypass, vanilla, resident, without:FEATURE; repeat."),
 ]
 Commands = Annotated[
     list[str] | None,

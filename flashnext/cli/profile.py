@@ -57,6 +57,22 @@ def check(name: Name, as_json: Json = False) -> None:
 
 
 @app.command()
+def diff(
+    name: Name, other: Annotated[str, typer.Argument(help="The other one.")], as_json: Json = False
+) -> None:
+    """Every value in which two profiles differ, defaults written out. Exit code 0 also when they do."""
+    from flashnext.profile.load import load
+    from flashnext.profile.schema import differences
+
+    found = differences(load(name).profile, load(other).profile)
+    if as_json:
+        print_json([{"key": key, "left": left, "right": right} for key, left, right in found])
+        return
+    for key, left, right in found:
+        print_data(f"{key}: {left} | {right}")
+
+
+@app.command()
 def schema() -> None:
     """The JSON schema of a profile, for editors."""
     from flashnext.profile.schema import json_schema

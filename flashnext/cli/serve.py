@@ -29,6 +29,9 @@ def serve(
     ] = None,
     model: Annotated[Path | None, typer.Option(help="Model file, instead of the profile's path.")] = None,
     head: Annotated[Path | None, typer.Option(help="Draft head, instead of the profile's path.")] = None,
+    sha256: Annotated[
+        bool, typer.Option("--sha256", help="Compare the model files' hashes, too: minutes for a real model.")
+    ] = False,
     print_command: Annotated[
         bool, typer.Option("--print-command", help="Show command lines and environment, and stop.")
     ] = False,
@@ -49,7 +52,7 @@ def serve(
         return
     chosen = choose_port(loaded, options)
     with services.PortLock(chosen):
-        options = Options(series=options.series, port=chosen, model=model, head=head)
+        options = Options(options.series, port=chosen, model=model, head=head, hashes=sha256)
         code = _serve(loaded, options, verbose=verbose)
     raise typer.Exit(code)
 
@@ -69,8 +72,8 @@ def _serve(loaded: Loaded, options: Options, *, verbose: bool) -> int:
     with progress(bytes_=True) as bar:
         plan = prepare(loaded, options, _progress(bar))
     _announce(plan)
-    supervisor = Supervisor(plan, on_change=_narrator(plan), on_line=_echo if verbose else None)
-    return supervisor.run()
+    narrator = Narrator(plan, verbose=verbose)
+    return Supervisor(plan, on_change=narrator.changed, on_line=narrator.line).run()
 
 
 def _progress(bar: Any) -> Callable[[int | None, int], None]:
@@ -95,23 +98,30 @@ def _announce(plan: Plan) -> None:
     say(f"log: {plan.log}")
 
 
-def _narrator(plan: Plan) -> Callable[[State, str], None]:
-    from flashnext.serve.states import State
+class Narrator:
+    """Tells people what happens, on stderr; the URL goes to stdout, once."""
 
-    console = people()
-    said: list[bool] = []
+    def __init__(self, plan: Plan, *, verbose: bool) -> None:
+        self._plan = plan
+        self._verbose = verbose
+        self._ready = self._said = False
+        self._console = people()
 
-    def changed(state: State, reason: str) -> None:
-        console.print(f"{state}: {reason}", markup=False)
-        if state is State.READY and not said:
-            said.append(True)
-            print_data(f"{plan.url}/v1")
+    def changed(self, state: State, reason: str) -> None:
+        self._ready = state == "ready"
+        self._console.print(f"{state}: {reason}", markup=False)
+        if self._ready and not self._said:
+            self._said = True
+            print_data(f"{self._plan.url}/v1")
 
-    return changed
-
-
-def _echo(child: Child, line: str) -> None:
-    say(f"{child.name}| {line}")
+    def line(self, child: Child, line: str) -> None:
+        """Called from reader threads: with --verbose every line, else the two that tell a request's speed."""
+        if self._verbose:
+            say(f"{child.name}| {line}")
+        elif self._ready and child.name == "server" and " print_timing: " in line:
+            text = " ".join(line.rpartition("|")[2].split())
+            if text.startswith(("prompt eval time", "eval time")):
+                say(f"  {text}")
 
 
 def show_command(plan: Plan, *, as_json: bool) -> None:

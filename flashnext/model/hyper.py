@@ -12,6 +12,7 @@ from flashnext.model.synth_shape import ARCH
 
 _U32, _F32 = ValueType.U32, ValueType.F32
 _INT32S = frozenset({ValueType.U32, ValueType.I32})
+_LIST = _INT32S | {ValueType.BOOL}  # what the loader takes as an array with one entry a block
 _INT32_MAX = 2**31 - 1
 
 
@@ -95,15 +96,21 @@ class Keys:
             self.add("model-value-zero", f"{name} must be greater than zero")
         return int(value.data)
 
-    def per_block(
-        self, key: str, blocks: int, default: int | None, elements: frozenset[ValueType]
-    ) -> list[int]:
+    def f32(self, key: str, *, required: bool = True) -> None:
+        name = f"{ARCH}.{key}"
+        value = self.header.metadata.get(name)
+        if value is None and required:
+            self.add("model-key-missing", f"{name} is missing")
+        elif value is not None and value.type is not _F32:
+            self.add("model-key-type", f"{name} has type {value.type.name}, expected F32")
+
+    def per_block(self, key: str, blocks: int, default: int | None) -> list[int]:
         """A scalar u32 for all blocks, or an array with one entry a block."""
         name = f"{ARCH}.{key}"
         value = self.header.metadata.get(name)
         if value is None or value.type is not ValueType.ARRAY:
             return [self.u32(key, default)] * blocks
-        if value.element not in elements:
+        if value.element not in _LIST:
             self.add("model-key-type", f"{name} has elements of the wrong type {_name(value.element)}")
             return [0] * blocks
         if value.count != blocks or value.data is None:
@@ -143,7 +150,8 @@ def read_hyper(header: Header) -> tuple[Hyper | None, list[Problem]]:
     ple_wanted = f"{ARCH}.ple.layers" in header.metadata
     head_dim, n_rot = _attention_dims(keys)
     context, embd = keys.u32("context_length"), keys.u32("embedding_length")
-    _epsilon(keys)
+    keys.f32("attention.layer_norm_rms_epsilon")
+    keys.f32("rope.freq_base", required=False)
     index_heads = keys.u32("attention.indexer.head_count", positive=True)
     index_dim = keys.u32("attention.indexer.key_length", positive=True)
     top_k = keys.u32("attention.indexer.top_k", positive=True)
@@ -151,7 +159,7 @@ def read_hyper(header: Header) -> tuple[Hyper | None, list[Problem]]:
     recurrent = _recurrent(keys, blocks, nextn)
     experts, used, expert_ff = _experts(keys, blocks)
     conv, state, groups, rank = _ssm(keys)
-    heads = keys.per_block("attention.head_count", blocks, None, _INT32S)
+    heads = keys.per_block("attention.head_count", blocks, None)
     hyper = Hyper(
         blocks=blocks,
         nextn=nextn,
@@ -159,7 +167,7 @@ def read_hyper(header: Header) -> tuple[Hyper | None, list[Problem]]:
         embd=embd,
         vocab=vocab,
         heads=tuple(heads),
-        kv_heads=tuple(keys.per_block("attention.head_count_kv", blocks, heads[0], _INT32S)),
+        kv_heads=tuple(keys.per_block("attention.head_count_kv", blocks, heads[0])),
         head_dim=head_dim,
         index_heads=index_heads,
         index_dim=index_dim,
@@ -196,16 +204,11 @@ def _tokenizer(keys: Keys) -> int:
         if f"tokenizer.ggml.{key}" not in keys.header.metadata:
             keys.add("model-key-missing", f"tokenizer.ggml.{key} is missing")
     tokens = keys.header.metadata.get("tokenizer.ggml.tokens")
-    return tokens.count if tokens is not None and tokens.type is ValueType.ARRAY else 0
-
-
-def _epsilon(keys: Keys) -> None:
-    name = f"{ARCH}.attention.layer_norm_rms_epsilon"
-    value = keys.header.metadata.get(name)
-    if value is None:
-        keys.add("model-key-missing", f"{name} is missing")
-    elif value.type is not _F32:
-        keys.add("model-key-type", f"{name} has type {value.type.name}, expected F32")
+    count = tokens.count if tokens is not None and tokens.type is ValueType.ARRAY else 0
+    types = keys.header.metadata.get("tokenizer.ggml.token_type")
+    if count and types is not None and types.count != count:
+        keys.add("model-array-length", f"tokenizer.ggml.token_type has {types.count} entries, not {count}")
+    return count
 
 
 def _attention_dims(keys: Keys) -> tuple[int, int]:
@@ -224,34 +227,37 @@ def _rope(keys: Keys, n_rot: int, head_dim: int, index_dim: int) -> None:
         keys.add("model-key-missing", f"{name} is missing")
     else:
         before = len(keys.problems)
-        sections = keys.per_block("rope.dimension_sections", 4, None, _INT32S)
+        sections = keys.per_block("rope.dimension_sections", 4, None)
         if len(keys.problems) == before and not any(sections):
             keys.add("model-rope-sections", "all four rope.dimension_sections are 0")
     limit = min(head_dim, index_dim)
-    if limit and (n_rot > limit or n_rot % 2):
+    if limit and (not 0 < n_rot <= limit or n_rot % 2):
         keys.add("model-rope-dims", f"rope.dimension_count is {n_rot}; even and at most {limit} is needed")
 
 
 def _recurrent(keys: Keys, blocks: int, nextn: int) -> tuple[bool, ...]:
+    before = len(keys.problems)
+    trunk = blocks - nextn
     if f"{ARCH}.attention.recurrent_layers" in keys.header.metadata:
-        kinds = _INT32S | {ValueType.BOOL}
-        layers = [bool(n) for n in keys.per_block("attention.recurrent_layers", blocks, 0, kinds)]
+        layers = [bool(n) for n in keys.per_block("attention.recurrent_layers", blocks, 0)]
     else:
-        interval = keys.u32("full_attention_interval", 4, positive=True) or 4
-        layers = [i < blocks - nextn and (i + 1) % interval != 0 for i in range(blocks)]
-    trunk = layers[: blocks - nextn]
-    # a head file announces the trunk's layers without carrying them; the rule holds for its keys too
-    if trunk and all(trunk):
-        keys.add("model-no-full-attention", f"none of {len(trunk)} layers has full attention")
+        interval = keys.u32("full_attention_interval", 4, positive=True)
+        layers = [i < trunk and (i + 1) % (interval or 4) != 0 for i in range(blocks)]
+    if len(keys.problems) > before:  # nothing is known then: the usual layout keeps later checks quiet
+        return tuple(i < trunk and (i + 1) % 4 != 0 for i in range(blocks))
+    if trunk and all(layers[:trunk]):
+        keys.add("model-no-full-attention", f"none of {trunk} layers has full attention")
     return tuple(layers)
 
 
 def _experts(keys: Keys, blocks: int) -> tuple[int, int, int]:
     experts = keys.u32("expert_count", 0)
-    used = max(keys.per_block("expert_used_count", blocks, 0, _INT32S))
-    if not 1 <= experts <= 1024 or not 1 <= used <= experts:
+    used = max(keys.per_block("expert_used_count", blocks, 0))
+    if not experts and not used:
+        keys.add("model-key-missing", f"{ARCH}.expert_count and {ARCH}.expert_used_count are missing")
+    elif not 1 <= experts <= 1024 or not 1 <= used <= experts:
         keys.add("model-expert-count", f"{experts} experts, {used} of them used")
-    widths = keys.per_block("expert_feed_forward_length", blocks, None, _INT32S)
+    widths = keys.per_block("expert_feed_forward_length", blocks, None)
     return experts, used, widths[0]
 
 
@@ -278,7 +284,7 @@ def _hyper_connections(keys: Keys) -> int:
 
 
 def _ratios(keys: Keys, blocks: int) -> list[int]:
-    ratios = keys.per_block("attention.compress_ratios", blocks, 0, _INT32S)
+    ratios = keys.per_block("attention.compress_ratios", blocks, 0)
     if any(not 0 <= ratio <= 64 for ratio in ratios):
         keys.add("model-compress-ratio", f"compress_ratios holds {max(ratios, key=abs)}")
     return ratios

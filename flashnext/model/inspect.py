@@ -90,7 +90,6 @@ def inspect_model(path: Path, head: Path | None = None) -> Inspection:
     main = found.main
     entries = [entry for entry, _ in found.tensors()]
     problems = list(found.problems)
-    notes = list(found.notes)
     hyper: Hyper | None = None
     if main is not None:
         hyper, more = _judge_model(main, found, entries)
@@ -113,7 +112,7 @@ def inspect_model(path: Path, head: Path | None = None) -> Inspection:
         ),
         head=head_info,
         problems=tuple(problems),
-        notes=tuple(notes),
+        notes=tuple(found.notes),
     )
 
 
@@ -142,8 +141,11 @@ def _judge_model(
     hyper, problems = read_hyper(main)
     if hyper is not None and found.complete:
         expected = trunk_shapes(hyper)
-        if hyper.nextn:
+        if hyper.nextn and has_prediction_layer(entries):
             expected.update(head_shapes(hyper))
+        elif hyper.nextn:
+            name = main.path.name
+            found.notes.append(f"{name} announces a prediction layer and holds none: it cannot draft itself")
         problems = problems + compare(main.path, expected, frozenset({"output.weight"}), entries, hyper)
     return hyper, problems
 

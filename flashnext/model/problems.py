@@ -53,13 +53,14 @@ KINDS: dict[str, Kind] = {
     "model-head-dim": Kind("key_length and value_length must be equal", aborts=True),
     "model-compress-ratio": Kind("ratios are 0 (dense) to 64", aborts=True),
     "model-rope-sections": Kind("at least one of the four sections must not be 0", aborts=True),
-    "model-rope-dims": Kind("at most key_length and the indexer's key_length, and even", aborts=True),
+    "model-rope-dims": Kind("even, above 0, at most key_length and the indexer's key_length", aborts=True),
     "model-no-full-attention": Kind("one layer at least must have full attention", aborts=True),
     "model-ple-conv": Kind("the PLE convolution needs 2 taps at least", aborts=True),
     # tensors
     "model-tensor-missing": Kind("the set is incomplete, or written for other software"),
     "model-tensor-extra": Kind("the file is written for other software, or mixed from two"),
     "model-tensor-shape": Kind("the file's keys and its tensors disagree: take a published file"),
+    "model-tensor-type": Kind("norms, ssm_a, ssm_dt and ssm_conv1d must be F32", aborts=True),
     # draft heads
     "model-head-is-target": Kind("leave the head out, or name the file with the prediction layer"),
     "model-head-none": Kind("take a head file (mtp-*.gguf) made for this model"),

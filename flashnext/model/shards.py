@@ -41,6 +41,7 @@ class FileSet:
     shards: list[Shard] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    alone: bool = False  # a shard whose siblings cannot be named
 
     @property
     def main(self) -> Header | None:
@@ -49,7 +50,7 @@ class FileSet:
 
     @property
     def complete(self) -> bool:
-        return bool(self.shards) and all(shard.state == "present" for shard in self.shards)
+        return bool(self.shards) and not self.alone and all(shard.state == "present" for shard in self.shards)
 
     def tensors(self) -> list[tuple[TensorEntry, Header]]:
         return [(entry, header) for header in self.headers for entry in header.tensors]
@@ -94,6 +95,7 @@ def _open_shards(found: FileSet, header: Header, count: int) -> None:
     joined = any(p.id == "model-shards-joined" for p in found.problems)
     if named is None or (int(named["no"]), int(named["count"])) != (number + 1, count):
         found.headers.append(header)
+        found.alone = True
         if not joined:
             message = f"{path.name} is shard {number + 1} of {count}, but its name says otherwise"
             found.problems.append(problem("model-shard-name", message, path))

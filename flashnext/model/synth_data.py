@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from flashnext.model.gguf_format import TensorType
+from flashnext.model.gguf_format import TYPE_BY_NAME, TensorType
 from flashnext.model.synth_shape import Plan
 from flashnext.model.synth_tokenizer import Tokenizer
 
@@ -24,6 +24,8 @@ _CONST = 32
 _CONST_VALUE = 1.0
 _EMBED_STD = 0.25
 _OUTPUT_GAIN = 3.0
+# Rows of the output that are drawn one by one: all tokens that mean something.
+_KNOWN = 512
 _BIAS_NEVER, _BIAS_END = -0.3, -0.06  # per constant column: other bytes and specials; end of turn
 
 _MARKOV_ZERO = re.compile(r"\.(attn_output|ssm_out|ffn_down_exps|ffn_down_shexp|ple_value)\.weight$")
@@ -35,6 +37,8 @@ class Weights:
 
     `markov` makes the fixture whose next token depends on the last token alone, in trunk and head: all block
     outputs zero, and a head that repeats the trunk's own step (`eh_proj` = [I | 0], its mixer = the trunk's).
+    Each token's output row is the sum of its predecessors' embeddings, so the answer wins by a wide margin
+    that no rounding overturns: greedy text follows `successors()`.
     """
 
     def __init__(self, seed: int, vocabulary: Tokenizer, *, markov: bool = False) -> None:
@@ -45,11 +49,11 @@ class Weights:
     def chunks(self, plan: Plan) -> Iterator[Bytes]:
         """The tensor's bytes in order; in all exactly `plan.size_bytes`."""
         source = self._source(plan.name)
-        rng = np.random.Generator(np.random.PCG64(self._entropy(source)))
+        rng = self._rng(source)
         row = plan.type.row_bytes(plan.shape[0])
         first = min(plan.rows, max(1, POOL_BYTES // row))
         if source == "output.weight":
-            known = min(len(self.vocabulary.tokens), plan.rows, 512)
+            known = min(plan.rows, _KNOWN)
             yield encode(self._output_rows(rng, 0, known, plan.shape[0]), plan.type)
             rest = plan.rows - known
             if rest:
@@ -58,20 +62,38 @@ class Weights:
             return
         if source == "token_embd.weight":
             first = min(first, 4096)
+        if source.endswith(".nextn.eh_proj.weight"):
+            first = plan.rows  # an identity has no rows to repeat
         pool = self._pool(rng, plan, source, first).reshape(first, row)
         yield pool
         slab = plan.shape[1] if len(plan.shape) == 3 else max(1, first // 2)
         yield from _repeat(rng, pool, plan.rows - first, min(slab, first))
 
     def _source(self, name: str) -> str:
-        """The name that a tensor's numbers come from: its own, but for the markov head's mixer."""
+        """The name that a tensor's numbers come from: its own, or the trunk's for the markov head's mixer."""
         if self.markov and ".nextn.hc_head_" in name:
             return "output_hc_" + name.rsplit("hc_head_", 1)[1]
         return name
 
-    def _entropy(self, name: str) -> list[int]:
+    def successors(self) -> dict[int, int]:
+        """The markov fixture's next token of each token: one cycle through all printable ones."""
+        cycle = sorted(self.vocabulary.printable)
+        self._rng("successors").shuffle(cycle)
+        following = dict(zip(cycle, cycle[1:] + cycle[:1], strict=True))
+        for token in range(min(len(self.vocabulary.tokens), _KNOWN)):
+            following.setdefault(token, cycle[token % len(cycle)])
+        return following
+
+    def _rng(self, name: str) -> np.random.Generator:
         digest = hashlib.sha256(name.encode()).digest()
-        return [self.seed, int.from_bytes(digest[:8], "little")]
+        return np.random.Generator(np.random.PCG64([self.seed, int.from_bytes(digest[:8], "little")]))
+
+    def _embeddings(self, rows: int, width: int) -> Floats:
+        """The first rows of the embedding; a longer draw begins with the same ones."""
+        rng = self._rng("token_embd.weight")
+        values = rng.standard_normal((rows, width), dtype=np.float32) * np.float32(_EMBED_STD)
+        values[:, :_CONST] = _CONST_VALUE
+        return values
 
     def _pool(self, rng: np.random.Generator, plan: Plan, source: str, rows: int) -> Bytes:
         width = plan.shape[0]
@@ -82,18 +104,26 @@ class Weights:
         if self.markov and source.endswith("nextn.enorm.weight"):
             return encode(np.ones((rows, width), dtype=np.float32), plan.type)
         if source == "token_embd.weight":
-            values = rng.standard_normal((rows, width), dtype=np.float32) * np.float32(_EMBED_STD)
-            values[:, :_CONST] = _CONST_VALUE
-            return encode(values, plan.type)
+            return encode(self._embeddings(rows, width), plan.type)
         if _GAMMA.search(source):
             return encode(1 + 0.1 * rng.standard_normal((rows, width), dtype=np.float32), plan.type)
         if source.endswith("ssm_a"):  # -exp(A_log): negative, of order one
             return encode(-np.exp(rng.uniform(-1, 1.5, (rows, width)).astype(np.float32)), plan.type)
+        if source != plan.name:  # the trunk's numbers as the trunk rounds them, in the head's own type
+            drawn = random_blocks(rng, TYPE_BY_NAME["Q8_0"], rows * width, 1 / width**0.5)
+            values = gguf.quants.dequantize(drawn.reshape(rows, -1), gguf.GGMLQuantizationType.Q8_0)
+            return encode(values, plan.type)
         return random_blocks(rng, plan.type, rows * width, 1 / width**0.5)
 
     def _output_rows(self, rng: np.random.Generator, start: int, count: int, width: int) -> Floats:
         std = np.float32(_OUTPUT_GAIN / width**0.5)
         values = rng.standard_normal((count, width), dtype=np.float32) * std
+        if self.markov:
+            values[:] = 0
+            if start == 0:
+                embeddings = self._embeddings(_KNOWN, width)
+                for token, following in self.successors().items():
+                    values[following] += embeddings[token]
         for row in range(count):
             token = start + row
             if token == self.vocabulary.end_of_turn:
@@ -181,7 +211,7 @@ def _fixed_fields(name: str, std: float) -> _Fields:
 def _encode_k(rows: Floats, kind: TensorType) -> Bytes:
     """A plain rounding to Q4_K or Q6_K with one scale per 256 values: enough for heads of a test model."""
     blocks = rows.reshape(-1, 256)
-    top = np.maximum(np.abs(blocks).max(axis=1, keepdims=True), 1e-8)
+    top = np.maximum(np.abs(blocks).max(axis=1, keepdims=True), 1e-3)
     if kind.name == "Q6_K":
         d = (top / (31 * 16)).astype("<f2")
         codes = np.clip(np.rint(blocks / (d.astype(np.float32) * 16)) + 32, 0, 63).astype(np.uint8)
@@ -195,10 +225,10 @@ def _encode_k(rows: Floats, kind: TensorType) -> Bytes:
         high = sum((halves[:, :, i] >> 4) << (2 * i) for i in range(4)).reshape(-1, 64)
         scales = np.full((len(blocks), 16), 16, dtype=np.uint8)
         return np.concatenate([low, high.astype(np.uint8), scales, d.view(np.uint8)], axis=1).reshape(-1)
-    d = (top / (7.5 * 32)).astype("<f2")
-    codes = np.clip(np.rint(blocks / (d.astype(np.float32) * 32) + 7.5), 0, 15).astype(np.uint8)
+    d = (top / (7 * 32)).astype("<f2")  # value = d*32*q - 8*d*32: code 8 is an exact zero
+    codes = np.clip(np.rint(blocks / (d.astype(np.float32) * 32) + 8), 0, 15).astype(np.uint8)
     pairs = codes.reshape(-1, 4, 2, 32)
     packed = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(-1, 128)
-    scales = np.tile(_pack_scales(32, 30), (len(blocks), 1))
+    scales = np.tile(_pack_scales(32, 32), (len(blocks), 1))
     minimum = (8 * d.astype(np.float32)).astype("<f2")
     return np.concatenate([d.view(np.uint8), minimum.view(np.uint8), scales, packed], axis=1).reshape(-1)

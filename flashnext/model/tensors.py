@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
@@ -23,8 +24,15 @@ _RESHAPED = (
     "nextn.hc_head_norm.weight",
     "nextn.hnorm.weight",
 )
-# Any matrix may carry these companions.
-_COMPANIONS = (".scale", ".input_scale")
+# Matrices that may carry a `.scale` and an `.input_scale`.
+_SCALED = re.compile(
+    r"(^output|\.(attn_(q|k|v|output|qkv|gate)|ffn_(gate|up|down)_(exps|shexp)|ssm_(out|alpha|beta)|nextn\.eh_proj))"
+    r"\.(scale|input_scale)$"
+)
+_BIAS = re.compile(r"\.attn_[qkv]\.bias$")
+# Used in element-wise operations and kernels that take F32 alone.
+_F32_ONLY = re.compile(r"(norm(_key|_query|_conv)?\.weight|ssm_a|ssm_dt\.bias|ssm_conv1d\.weight)$")
+_NO_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 
 
 def trunk_shapes(hyper: Hyper) -> Shapes:
@@ -160,6 +168,14 @@ def compare(
     if wrong:
         message = f"{file.name}: {len(wrong)} tensors of the wrong shape: {listed(wrong, 3)}"
         problems.append(problem("model-tensor-shape", message, file))
+    types = [
+        f"{entry.name} {entry.type.name}"
+        for entry in found.values()
+        if entry.type.name in _NO_WEIGHTS or (entry.type.name != "F32" and _F32_ONLY.search(entry.name))
+    ]
+    if types:
+        message = f"{file.name}: {len(types)} tensors of a type without arithmetic: {listed(types, 3)}"
+        problems.append(problem("model-tensor-type", message, file))
     table = found.get("per_layer_token_embd.weight")
     if table is not None and hyper.ple is not None and _rows(table) < hyper.ple.rows:
         message = f"{file.name}: {table.name} has {_rows(table):,} rows, needs {hyper.ple.rows:,}"
@@ -191,8 +207,8 @@ def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _is_companion(name: str, expected: Shapes) -> bool:
-    stem, dot, _ = name.rpartition(".")
-    return name.endswith(_COMPANIONS) and bool(dot) and f"{stem}.weight" in expected
+    known = _SCALED.search(name) or _BIAS.search(name)
+    return bool(known) and f"{name.rpartition('.')[0]}.weight" in expected
 
 
 def _with_fused_experts(expected: Shapes, found: dict[str, TensorEntry], hyper: Hyper) -> Shapes:

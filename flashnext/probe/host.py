@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -36,8 +37,17 @@ def probe_host() -> HostFacts:
 
 
 def cores() -> int:
-    """Cores of this process's affinity mask."""
-    return max(1, len(os.sched_getaffinity(0)))
+    """Cores of this process's affinity mask, lowered to a container's CPU quota (cgroup v2)."""
+    count = len(os.sched_getaffinity(0))
+    for folder, limit_name, _ in _cgroup_folders():
+        if limit_name != "memory.max":
+            continue
+        try:
+            quota, period = (folder / "cpu.max").read_text().split()
+            count = min(count, math.ceil(int(quota) / int(period)))
+        except (OSError, ValueError):
+            continue  # "max 100000": no quota
+    return max(1, count)
 
 
 def temp_dir() -> Path:

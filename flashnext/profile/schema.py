@@ -191,6 +191,23 @@ def json_schema() -> dict[str, Any]:
     }
 
 
+def differences(left: Profile, right: Profile) -> list[tuple[str, Any, Any]]:
+    """(dotted key, value of the left, value of the right) wherever two profiles differ; absent is None."""
+    flat = [_flat(p.model_dump(mode="json"), "") for p in (left, right)]
+    keys = [*flat[0], *(key for key in flat[1] if key not in flat[0])]
+    pairs = [(key, flat[0].get(key), flat[1].get(key)) for key in keys]
+    return [pair for pair in pairs if pair[1] != pair[2]]
+
+
+def _flat(value: Any, key: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {key: value} if value is not None else {}
+    found: dict[str, Any] = {}
+    for name, item in value.items():
+        found |= _flat(item, f"{key}.{name}" if key else name)
+    return found
+
+
 # Keys that people bring along from other launchers, and why there is no such key here.
 NO_SUCH_KEY = {
     "mmproj": "flashnext serves text only; a projector is refused whatever it fits",

@@ -108,7 +108,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         line = event.start_mark.line + 1
-        if self.check_event(yaml.AliasEvent):  # type: ignore[no-untyped-call]
+        if self.check_event(yaml.AliasEvent):
             self.get_event()  # type: ignore[no-untyped-call]
             self.doc.problems.append(Problem(line, "", f"alias *{event.anchor}: write the value out"))
             return yaml.ScalarNode("tag:yaml.org,2002:str", "", event.start_mark, event.end_mark, style='"')

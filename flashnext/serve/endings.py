@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from flashnext.errors import (
     DeviceLostError,
     FlashnextError,
+    HostNotQualifiedError,
     InsaneTextError,
     PortInUseError,
     ProfileFlagsError,
@@ -17,7 +18,7 @@ from flashnext.errors import (
 from flashnext.serve.plan import Plan
 
 # Kinds after which a restart would do harm, or meet the same again.
-_FINAL = frozenset({"device-lost", "no-gpu", "host-memory", "port", "argument", "cannot-start"})
+_FINAL = frozenset({"device-lost", "no-gpu", "host-memory", "port", "argument", "cannot-start", "refused"})
 
 _HINTS = {
     "vram": "lower expert_cache.slots, or free the devices of other processes",
@@ -52,6 +53,8 @@ def error_for(trouble: Trouble, plan: Plan, lines: list[str], *, was_ready: bool
         cls = InsaneTextError
     elif trouble.kind == "port":
         cls = PortInUseError
+    elif trouble.kind == "refused":
+        cls = HostNotQualifiedError
     elif trouble.kind == "argument":
         cls = ProfileFlagsError
     else:

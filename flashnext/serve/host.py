@@ -26,12 +26,19 @@ NODES = Path("/sys/devices/system/node")
 _MIB = 1024 * 1024
 
 
-def devices(loaded: Loaded) -> Iterator[FlashnextError]:
-    """Does the machine have exactly the profile's CUDA devices, free enough? Never falls back to the CPU."""
+def devices(loaded: Loaded, *, wait_s: float = 0.0) -> Iterator[FlashnextError]:
+    """Does the machine have exactly the profile's CUDA devices, free enough? Never falls back to the CPU.
+
+    Waits up to ``wait_s`` for a driver that is installed and does not answer yet.
+    """
     want = loaded.profile.devices
     if want.kind == "virtual":
         return
     facts = probe_gpus()
+    if facts.smi is not None and not facts.devices and wait_s:
+        # at boot the driver may come up after us
+        wait_until(lambda: bool(probe_gpus().devices), timeout_s=wait_s, every_s=1.0)
+        facts = probe_gpus()
     place = loaded.place(("devices", "kind"))
     if not facts.devices:
         yield HostNotQualifiedError(
@@ -55,11 +62,23 @@ def devices(loaded: Loaded) -> Iterator[FlashnextError]:
         held = used.get(device.index)
         if want.used_mib_max is not None and held is not None and held > want.used_mib_max:
             line = loaded.place(("devices", "used_mib_max"))
+            by = _gpu_holders(device.uuid)
             reasons.append(
-                f"{line}: {held} MiB of {label} are in use already, allowed are {want.used_mib_max}"
+                f"{line}: {held} MiB of {label} are in use already{by}, allowed are {want.used_mib_max}"
             )
     if reasons:
         yield HostNotQualifiedError("the CUDA devices are not the profile's", context=reasons)
+
+
+def _gpu_holders(uuid: str) -> str:
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return ""
+    line = [smi, "--query-compute-apps=gpu_uuid,pid,process_name", "--format=csv,noheader"]
+    done = run(line, env=environment(), timeout_s=30.0)
+    rows = [[cell.strip() for cell in row.split(",", 2)] for row in done.out.splitlines()] if done.ok else []
+    found = [f"pid {row[1]} ({row[2]})" for row in rows if len(row) == 3 and row[0] == uuid]
+    return f" by {', '.join(found)}" if found else ""
 
 
 def _used_mib() -> dict[int, int]:

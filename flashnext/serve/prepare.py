@@ -14,6 +14,8 @@ from flashnext.profile.load import Loaded
 from flashnext.serve import binary, host, weights
 from flashnext.serve.plan import Plan
 
+DRIVER_WAIT_S = 20.0
+
 
 @dataclass(frozen=True)
 class Options:
@@ -23,6 +25,7 @@ class Options:
     port: int | None = None
     model: Path | None = None
     head: Path | None = None
+    hashes: bool = False
 
 
 def prepare(loaded: Loaded, options: Options, report: weights.Progress) -> Plan:
@@ -30,11 +33,15 @@ def prepare(loaded: Loaded, options: Options, report: weights.Progress) -> Plan:
     port = choose_port(loaded, options)
     files = weights.locate(loaded, model=options.model, head=options.head)
     config_home = empty_config_home(port)
-    refusals: list[FlashnextError] = [*host.devices(loaded), *host.stray_config(), *host.leftovers(port)]
+    refusals: list[FlashnextError] = [
+        *host.devices(loaded, wait_s=DRIVER_WAIT_S),
+        *host.stray_config(),
+        *host.leftovers(port),
+    ]
     refusals += host.port_taken(loaded.profile.server.host, port)
     build = _build(loaded, options, config_home, refusals)
     if loaded.profile.model.synthetic is None or options.model is not None:
-        refusals += weights.problems(loaded, files)
+        refusals += weights.problems(loaded, files, hashes=options.hashes)
     _refuse(refusals)
     assert build is not None
     weights.make_if_absent(loaded, files, report)

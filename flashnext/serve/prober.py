@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flashnext.loopback import Reply, UnreachableError, request
+from flashnext.loopback import Reply, UnreachableError, ask_line, request
 from flashnext.serve import sanity
 
 # Two different prompts, since one report's server died on its second request; the third is as long as a
@@ -24,6 +24,8 @@ CHECKS: tuple[tuple[str, str | list[int]], ...] = (
 CHECK_TOKENS = 24
 _EVERY_HEALTH_S = 0.1
 _EVERY_SLOTS_S = 1.0
+_DEVICES_EVERY = 5  # rounds of slots
+_DEVICE_KEYS = ("memory_bytes", "allocated_bytes", "peak_bytes", "refusals")
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,14 @@ class Silent:
     reason: str
 
 
-Answer = Healthy | CheckPassed | CheckFailed | Slots | Silent
+@dataclass(frozen=True)
+class Devices:
+    """Memory of the virtual GPUs, from their own books: name, memory_bytes, allocated_bytes, peak_bytes."""
+
+    devices: tuple[dict[str, int | str], ...]
+
+
+Answer = Devices | Healthy | CheckPassed | CheckFailed | Slots | Silent
 
 
 class Prober:
@@ -80,7 +89,9 @@ class Prober:
         key: str | None,
         check_limit_s: float,
         text_check_s: float,
+        controls: tuple[tuple[str, int], ...] = (),
     ) -> None:
+        self._controls = controls
         self._address = address
         self._post = post
         self._key = key
@@ -105,6 +116,7 @@ class Prober:
                 self._post(result)
                 return
             speed = max(speed, result.tokens_per_second)
+        self._post_devices()
         self._post(CheckPassed("ready", speed))
         self._watch()
 
@@ -120,7 +132,11 @@ class Prober:
     def _watch(self) -> None:
         last_check = time.monotonic()
         last_busy = time.monotonic()
+        rounds = 0
         while not self._over.wait(_EVERY_SLOTS_S):
+            rounds += 1
+            if rounds % _DEVICES_EVERY == 0:
+                self._post_devices()
             answer = self._slots()
             self._post(answer)
             now = time.monotonic()
@@ -130,6 +146,18 @@ class Prober:
             if due and now - last_busy >= min(5.0, self._text_check_s):
                 self._post(self._check("text", CHECKS[0][1]))
                 last_check = time.monotonic()
+
+    def _post_devices(self) -> None:
+        found = []
+        for index, address in enumerate(self._controls):
+            try:
+                stats = ask_line(address, "stats")
+            except UnreachableError:
+                continue
+            device: dict[str, int | str] = {key: _number(stats.get(key)) for key in _DEVICE_KEYS}
+            found.append({**device, "name": f"vgpu{index}"})
+        if found:
+            self._post(Devices(tuple(found)))
 
     def _slots(self) -> Slots | Silent:
         try:

@@ -82,9 +82,11 @@ class Recorder:
         elif self._dirty and time.monotonic() - self._written >= _EVERY_S:
             self._write()
 
-    def warn(self, text: str) -> None:
+    def warn(self, text: str, *, key: str = "") -> None:
+        """Show a warning; a later one that begins with the same ``key`` takes its place."""
         if text not in self.service.warnings:
-            self.update(warnings=(*self.service.warnings, text))
+            kept = tuple(w for w in self.service.warnings if not key or not w.startswith(key))
+            self.update(warnings=(*kept, text))
 
     def end(self) -> None:
         """The last word; the record stays for `flashnext status`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -25,7 +24,7 @@ def degenerate(text: str, tokens: Sequence[int] = ()) -> str | None:
     top, most = counts.most_common(1)[0]
     if most / len(pieces) > 0.8:
         return f"{most} of {len(pieces)} {unit}s are {top!r}"
-    entropy = -sum(n / len(pieces) * math.log2(n / len(pieces)) for n in counts.values())
-    if entropy < 1.0:
-        return f"the {unit}s repeat: {entropy:.2f} bits of entropy over {len(pieces)}"
+    runs = [tuple(pieces[i : i + 3]) for i in range(len(pieces) - 2)]
+    if len(set(runs)) <= len(runs) // 4:
+        return f"the {unit}s go round in a circle: {len(set(runs))} different runs of three among {len(runs)}"
     return None

@@ -5,6 +5,7 @@ Readers and the prober only post events. Every decision and every change of stat
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import resource
@@ -17,7 +18,8 @@ from types import FrameType
 from flashnext import markers
 from flashnext.errors import FlashnextError
 from flashnext.failures import Action, Finding, ending
-from flashnext.serve import prober, record
+from flashnext.serve import host, prober, record
+from flashnext.serve.acceptance import ACCEPTANCE_LOW, DRAFTS_ENOUGH, Acceptance, Drafts
 from flashnext.serve.child import Child
 from flashnext.serve.endings import Trouble, error_for
 from flashnext.serve.logfile import LogFile
@@ -26,8 +28,10 @@ from flashnext.serve.states import State, check_transition
 
 _TICK_S = 0.2
 _VGPU_START_S = 20.0
+_PHASE_OPEN_S = 10.0  # how long an idle server may have a transaction open
 _DYING_S = 5.0  # from a fatal log line to the end that should follow it
 _BACKOFF_MAX_S = 60.0
+_DEVICES_FREE_S = 90.0  # how long a restart waits for devices that an old process still holds
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENDS = (State.STOPPED, State.FATAL)
 
@@ -76,6 +80,7 @@ class Supervisor:
         self._launch = 0
         self._server: Child | None = None
         self._vgpus: dict[Child, str | None] = {}
+        self._controls: dict[Child, tuple[str, int]] = {}
         self._prober: prober.Prober | None = None
         self._was_ready = False
         self._ending = False
@@ -85,6 +90,10 @@ class Supervisor:
         self._progress_at = time.monotonic()
         self._mark: tuple[object, ...] = ()
         self._dying: tuple[float, Finding] | None = None
+        self._refused = ""
+        self._phase_open = 0
+        self._idle_since = 0.0
+        self._drafts = Drafts()
 
     # --- the loop ----------------------------------------------------------------------------------------
 
@@ -134,14 +143,18 @@ class Supervisor:
                 self._passed(passed)
             case prober.CheckFailed() as failed, _:
                 self._check_failed(failed)
+            case Acceptance() as seen, _:
+                self._accepted(seen)
             case prober.Slots() as slots, _:
                 self._slots(slots)
+            case prober.Devices() as found, _:
+                self._record.update(devices=found.devices)
 
     def _tick(self) -> None:
         """Deadlines: all of them are looked at here."""
         now = time.monotonic()
-        if self.state is State.BACKOFF and now >= self._resume_at:
-            self._start(f"restart {self._restarts} of {self.life.restarts}")
+        if self.state is State.BACKOFF:
+            self._resume(now)
         elif self._dying is not None and now - self._dying[0] > _DYING_S:
             finding = self._dying[1]
             self._trouble(Trouble(finding.kind, f"{finding.text}, and the process did not end", finding.line))
@@ -151,6 +164,19 @@ class Supervisor:
             self._trouble(Trouble("check-late", "the ready check did not come to an end"))
         elif self.state in (State.READY, State.DEGRADED):
             self._watch(now)
+
+    def _resume(self, now: float) -> None:
+        """Start again once the pause is over and the devices are as free as the profile wants them."""
+        if now < self._resume_at:
+            return
+        unfit = list(host.devices(self.plan.loaded))
+        if not unfit:
+            self._start(f"restart {self._restarts} of {self.life.restarts}")
+        elif now - self._since < _DEVICES_FREE_S:
+            self._resume_at = now + 1.0
+        else:
+            self._error = unfit[0]
+            self._to(State.FATAL, f"{unfit[0].message}: {'; '.join(unfit[0].context)}")
 
     def _watch(self, now: float) -> None:
         if self._server is not None and self._server.last_output > self._progress_at:
@@ -179,6 +205,8 @@ class Supervisor:
     def _start(self, reason: str) -> None:
         self._begin = self._progress_at = time.monotonic()
         self._dying = None
+        self._refused = ""
+        self._phase_open = 0
         self._mark = ()
         self._to(State.STARTING, reason)
         for index, line in enumerate(self.plan.vgpu_lines()):
@@ -202,6 +230,7 @@ class Supervisor:
             key=self.plan.api_key,
             check_limit_s=self.life.check_limit_s,
             text_check_s=self.life.text_check_s,
+            controls=tuple(self._controls[c] for c in self._vgpus if c in self._controls),
         )
         self._children_changed()
 
@@ -219,6 +248,7 @@ class Supervisor:
                 self._log,
                 on_marker=post,
                 on_finding=post,
+                on_acceptance=post,
                 on_line=self._on_line,
                 on_end=lambda child: post(child, Ended()),
             )
@@ -237,6 +267,7 @@ class Supervisor:
         limit = float(self.life.stop_limit_s)
         server, self._server = self._server, None
         vgpus, self._vgpus = list(self._vgpus), {}
+        self._controls = {}
         self._dying = None
         if server is not None:
             # one TERM waits for a connected client, a second one does not
@@ -272,15 +303,32 @@ class Supervisor:
         text = f"{child.name} {ending(code)}"
         if finding is not None:
             text += f"; {finding.text}"
+        if self._refused:
+            text += f"; {self._refused}"
         self._trouble(Trouble(kind, text, finding.line if finding else "", code=code))
 
     def _marker(self, child: Child, marker: markers.Marker) -> None:
         self._record.count(f"marker {marker.name}")
         if marker.name == "vgpu:listening" and child in self._vgpus:
-            self._vgpus[child] = f"{marker.data.get('host', '127.0.0.1')}:{marker.data.get('port')}"
+            host = str(marker.data.get("host", "127.0.0.1"))
+            self._vgpus[child] = f"{host}:{marker.data.get('port')}"
+            control = marker.data.get("control_port")
+            if isinstance(control, int):
+                self._controls[child] = (host, control)
             endpoints = tuple(e for e in self._vgpus.values() if e is not None)
             if len(endpoints) == len(self.plan.vgpu_lines()) and self._server is None:
                 self._start_server(endpoints)
+        elif marker.name == "vgpu:refused":
+            asked, free = (int(marker.data.get(key, 0)) for key in ("asked_bytes", "free_bytes"))
+            self._refused = f"{child.name} refused {asked:,} bytes, {free:,} were free"
+        elif marker.event == "refused":
+            reason = marker.data.get("reason") or json.dumps(dict(marker.data))
+            self._trouble(Trouble("refused", f"the native code refuses ({marker.kind}): {reason}"))
+        elif marker.name in ("phase:begin", "phase:end"):
+            self._phase_open += 1 if marker.event == "begin" else -1
+            if self._phase_open not in (0, 1):
+                text = "begin and end markers of the transaction do not match"
+                self._trouble(Trouble("phase-mismatch", text))
         elif marker.event == "failed":
             text = f"the native code reports a failed {marker.kind}: {dict(marker.data)}"
             self._found(child, Finding(f"{marker.kind}-failed", Action.RESTART, text, f"fn:{marker.name}"))
@@ -314,10 +362,26 @@ class Supervisor:
         self._trouble(Trouble(kind, f"{failed.what} check: {failed.reason}"))
 
     def _slots(self, slots: prober.Slots) -> None:
+        now = time.monotonic()
         if not slots.busy or slots.mark != self._mark:
-            self._progress_at = time.monotonic()
+            self._progress_at = now
         self._mark = slots.mark
+        if slots.busy or not self._phase_open:
+            self._idle_since = now
+        elif now - self._idle_since > _PHASE_OPEN_S:
+            text = "idle, and the transaction of the last prompt never ended"
+            self._trouble(Trouble("phase-mismatch", text))
+            return
         self._record.activity(slots)
+
+    def _accepted(self, seen: Acceptance) -> None:
+        self._drafts = self._drafts.add(seen)
+        self._record.gauge("drafts", self._drafts.drafted)
+        self._record.gauge("acceptance", round(self._drafts.rate, 4))
+        if self._drafts.drafted >= DRAFTS_ENOUGH and self._drafts.rate < ACCEPTANCE_LOW:
+            rate, drafts = self._drafts.rate, self._drafts.drafted
+            text = f"acceptance is {rate:.1%} over {drafts} drafts: is the head this model's?"
+            self._record.warn(text, key="acceptance")
 
     # --- trouble -----------------------------------------------------------------------------------------
 

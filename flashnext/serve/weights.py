@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from flashnext import paths
-from flashnext.errors import FlashnextError, ModelFilesError
+from flashnext.builds import file_sha256
+from flashnext.errors import (
+    ContextTooLongError,
+    FlashnextError,
+    ModelFilesError,
+    ModelProblemsError,
+    PlacementError,
+)
+from flashnext.model.inspect import inspect_model
 from flashnext.profile.load import Loaded
 from flashnext.profile.schema import ModelFile
 
@@ -56,21 +66,65 @@ def make_if_absent(loaded: Loaded, weights: Weights, report: Progress) -> bool:
     return True
 
 
-def problems(loaded: Loaded, weights: Weights) -> Iterator[FlashnextError]:
-    """What is wrong with the files: missing, of another identity, or such that llama-server would abort."""
+def problems(loaded: Loaded, weights: Weights, *, hashes: bool = False) -> Iterator[FlashnextError]:
+    """What is wrong with the files: missing, of another identity, or such that llama-server would abort.
+
+    ``hashes`` also reads every file that the profile names and compares its sha256: minutes for a real one.
+    """
     profile = loaded.profile
-    lines = list(_identity(weights.model.parent, profile.model.files))
-    if weights.head is not None and profile.mtp is not None:
-        lines += _identity(weights.head.parent, profile.mtp.files)
-    for path, key in ((weights.model, ("model",)), (weights.head, ("mtp",))):
-        if path is not None and not path.is_file() and not any(path.name in line for line in lines):
-            lines.append(f"{loaded.place(key)}: {path}: no such file")
+    lines = list(_identity(weights.model.parent, profile.model.files, hashes=hashes))
+    if profile.mtp is not None:
+        folder = (weights.head or weights.model).parent
+        lines += _identity(folder, profile.mtp.files, hashes=hashes)
     if lines:
         yield ModelFilesError("the model files are not those of the profile", context=lines)
+        if not weights.model.exists():
+            return
+    found = inspect_model(weights.model, weights.head)
+    try:
+        found.raise_for_problems()
+    except ModelProblemsError as error:
+        yield error
+        return
+    if profile.mtp is not None and found.head.form == "none":
+        place = loaded.place(("mtp",))
+        yield ModelFilesError(
+            "the profile drafts with MTP, and there is no head", context=[f"{place}: mtp.head"]
+        )
+    trained = found.hyper.get("context_length")
+    if isinstance(trained, int) and profile.context.size > trained:
+        place = loaded.place(("context", "size"))
+        text = f"{place}: {profile.context.size} tokens, the model has {trained}: upstream cuts it silently"
+        yield ContextTooLongError("the context is longer than the model's", context=[text])
+    yield from _placement(loaded, [tensor.name for tensor in found.tensors])
 
 
-def _identity(folder: Path, files: Sequence[ModelFile]) -> Iterator[str]:
-    """Missing files and files of another size; hashes are compared by `flashnext model inspect --sha256`."""
+def _placement(loaded: Loaded, names: Sequence[str]) -> Iterator[FlashnextError]:
+    """Every rule must match a tensor, and the experts of every layer a rule: llama-server says neither."""
+    rules = loaded.profile.placement
+    lines = []
+    for index, rule in enumerate(rules):
+        if not any(re.search(rule.tensors, name) for name in names):
+            near = difflib.get_close_matches(_plain(rule.tensors), names, n=2, cutoff=0.3)
+            place = loaded.place(("placement", index, "tensors"))
+            guess = f"; the model has {', '.join(near)}" if near else ""
+            lines.append(f"{place}: {rule.tensors} matches no tensor of the model{guess}")
+    if rules or loaded.profile.expert_cache is not None:
+        bare = [n for n in names if "_exps." in n and not any(re.search(r.tensors, n) for r in rules)]
+        if bare:
+            place = loaded.place(("placement",))
+            lines.append(f"{place}: {len(bare)} expert tensors are covered by no rule, e.g. {bare[0]}")
+    if lines:
+        yield PlacementError("the placement rules do not fit the model", context=lines)
+
+
+def _plain(pattern: str) -> str:
+    """A regular expression as the text it most likely stands for, to look for near names."""
+    return re.sub(r"\\d\+?", "0", re.sub(r"\(([^|)]*)[^)]*\)", r"\1", pattern)).replace("\\", "")
+
+
+def _identity(folder: Path, files: Sequence[ModelFile], *, hashes: bool) -> Iterator[str]:
+    """Missing files, files of another size and, with ``hashes``, of another content."""
     for file in files:
         path = folder / file.name
         parts = (
@@ -80,6 +134,8 @@ def _identity(folder: Path, files: Sequence[ModelFile]) -> Iterator[str]:
             found = path.stat().st_size
             if found != file.size_bytes:
                 yield f"{path}: {found:,} bytes, the profile's file has {file.size_bytes:,}"
+            elif hashes and (digest := file_sha256(path)) != file.sha256:
+                yield f"{path}: sha256 {digest}, the profile's file has {file.sha256}"
         elif parts:
             yield f"{path}: only a partial download is there ({', '.join(sorted(parts))})"
         else:

@@ -1,14 +1,21 @@
 """A llama-server whose behaviour a test steers, for failures that no real one shows on demand.
 
-Started as ``llama_server.py ROLE FOLDER [the real flags...]`` by a small script that poses as the binary. ROLE is
-``server`` or ``vgpu``. FOLDER/fake.json holds one behaviour, or a list of them: one per launch, the last for all
-further ones. FOLDER/launches.jsonl gets argv, environment, pid and time of each launch.
+Started as ``llama_server.py ROLE FOLDER [the real flags...]`` by a small script that poses as the binary.
+ROLE is ``server`` or ``vgpu``. FOLDER/fake.json holds one behaviour, or a list of them: one per launch, the
+last for all further ones. FOLDER/launches-ROLE.jsonl gets argv, environment, pid and time of each launch.
 
-Keys of a behaviour (all optional): load_s, load_line_every_s, lines [[after_s, text]], exit_now, exit_after_s,
-exit_code, signal, at_request (exit or hang when the n-th completion arrives), hang (true: at_request hangs),
-hang_all_after (n-th completion and everything after it), ignore_term, text, text_after [n, text], error_500,
-busy (slots report work that never moves), spam_mb, stamp (text of the stamp line, "" for none), help_without
-[flags], vgpu_silent.
+Keys of a behaviour, all optional:
+  load_s, load_line_every_s      how long /health says 503, and a log line meanwhile
+  lines [[after_s, text]]        log lines
+  exit_now, exit_after_s         end at once ("argument": as for a bad flag), or later
+  exit_code, signal              how it ends
+  at_request, hang               end (or hang) when the n-th completion arrives
+  hang_all_after                 that completion and all after it get no answer
+  ignore_term, busy, spam_mb     no end by TERM; slots that never move; so much log
+  text, text_after [n, text]     what completions say, and what they say after the n-th
+  error_500                      every completion fails with this message
+  stamp, help_without            --version's stamp line; flags that --help does not know
+  vgpu_silent                    a virtual GPU that announces no port
 """
 
 from __future__ import annotations
@@ -45,7 +52,6 @@ def out(text: str) -> None:
 
 def die(do: dict[str, Any]) -> None:
     if "signal" in do:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), do["signal"])
         time.sleep(1)
     os._exit(do.get("exit_code", 1))
@@ -130,7 +136,11 @@ def serve_model() -> None:
     if do.get("ignore_term"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if do.get("exit_now"):
-        out("error: invalid argument: --something" if do["exit_now"] == "argument" else "the model cannot be read")
+        out(
+            "error: invalid argument: --something"
+            if do["exit_now"] == "argument"
+            else "the model cannot be read"
+        )
         die(do)
     for after, text in do.get("lines", []):
         threading.Timer(after, out, (text,)).start()

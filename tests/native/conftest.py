@@ -12,22 +12,38 @@ from typing import Any
 import pytest
 from native_servers import LlamaServer, VirtualGpu
 
+from flashnext.build import pipeline
 from flashnext.model.synth import SynthRequest, synthesise
 
 
 @dataclass(frozen=True)
 class NativeBuild:
-    """A finished build of the full series; ``bin`` has the executables and the libraries."""
+    """The build of the full series that every native test shares.
+
+    ``bin``: executables, libraries and the features' C++ tests. ``root``: the installed build.
+    ``build_json``: its record. ``objects``: CMake's build folder, for ctest; None with FLASHNEXT_TEST_BIN.
+    """
 
     bin: Path
+    build_json: Path
+    root: Path
+    objects: Path | None
 
 
 @pytest.fixture(scope="session")
 def native_build() -> NativeBuild:
+    """Builds the full series with its tests once, in the user's own cache; a second run compiles nothing.
+
+    FLASHNEXT_TEST_BIN may name a folder with finished binaries: nothing is built then. It is an aid while
+    developing a feature, where the binaries come from the developer's own tree; CI does not set it.
+    """
     folder = os.environ.get("FLASHNEXT_TEST_BIN")
-    if not folder:
-        pytest.fail("FLASHNEXT_TEST_BIN must name the folder with llama-server, fn-vgpu and the libraries")
-    return NativeBuild(Path(folder))
+    if folder:
+        return NativeBuild(Path(folder), Path(folder).parent / "build.json", Path(folder).parent, None)
+    result = pipeline.build(pipeline.Request(backend="cpu", tests=True))
+    root = result.build.folder
+    work = result.plan.work
+    return NativeBuild(work.bin, root / "build.json", root, work.build)
 
 
 @pytest.fixture(scope="session")

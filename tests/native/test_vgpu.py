@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -185,6 +186,25 @@ def test_outlives_its_parent_when_told_so(native_build: Any) -> None:
     assert proc.wait_until(lambda: not alive(pid), timeout_s=5)
 
 
+def test_a_second_client_waits_for_the_first(vgpu: StartGpu) -> None:
+    gpu = vgpu()
+    hello = bytes([14]) + struct.pack("<Q", 24) + bytes(24)  # command, size, capabilities: none
+
+    def client() -> socket.socket:
+        s = socket.create_connection(("127.0.0.1", gpu.port), timeout=0.5)
+        s.sendall(hello)
+        return s
+
+    with client() as first:
+        assert struct.unpack("<Q", first.recv(8, socket.MSG_WAITALL))[0] == 28
+        with client() as second:
+            with pytest.raises(TimeoutError):
+                second.recv(8)
+            first.close()
+            second.settimeout(10)
+            assert struct.unpack("<Q", second.recv(8, socket.MSG_WAITALL))[0] == 28
+
+
 # under llama-server
 
 
@@ -314,16 +334,14 @@ def load_s(llama_server: StartServer, gpu: VirtualGpu) -> float:
 
 
 def test_uploads_are_as_slow_as_asked(vgpu: StartGpu, llama_server: StartServer) -> None:
-    fast, late, narrow = vgpu(), vgpu("--upload-delay-us", "10000"), vgpu("--upload-mib-s", "2")
-    fast_s = load_s(llama_server, fast)
+    """A lower bound, far above what a load takes without; comparing two loads would only add noise."""
+    late, narrow = vgpu("--upload-delay-us", "20000"), vgpu("--upload-mib-s", "1")
     late_s = load_s(llama_server, late)
+    assert late.books()["uploads"] > 100
+    assert late_s >= late.books()["uploads"] * 0.020
     narrow_s = load_s(llama_server, narrow)
-    books = late.books()
-    assert late_s >= books["uploads"] * 0.010
-    assert late_s - fast_s > 0.5 * books["uploads"] * 0.010
-    wire_s = narrow.books()["upload_bytes"] / (2 << 20)
-    assert narrow_s >= wire_s
-    assert narrow_s - fast_s > 0.5 * wire_s
+    assert narrow.books()["upload_bytes"] > 2 << 20
+    assert narrow_s >= narrow.books()["upload_bytes"] / (1 << 20)
 
 
 def test_graphs_are_as_slow_as_asked(vgpu: StartGpu, llama_server: StartServer) -> None:

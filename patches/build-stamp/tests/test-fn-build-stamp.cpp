@@ -1,6 +1,5 @@
-#include "fn-build-stamp.h"
-
 #include "fn-build-info.h"
+#include "fn-build-stamp.h"
 
 #include <cstdio>
 #include <cstring>

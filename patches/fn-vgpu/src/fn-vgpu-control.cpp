@@ -122,6 +122,7 @@ int fn_vgpu_control::finish() {
 
 void fn_vgpu_control::run() {
     enum { WAKE, SIGNAL, CONTROL };
+
     pollfd fds[] = {
         { wake_fd,    POLLIN, 0 },
         { signal_fd,  POLLIN, 0 },
@@ -220,7 +221,7 @@ void fn_vgpu_control::serve_control_client() {
     }
     std::string line;
     while (line.find('\n') == std::string::npos && line.size() < FN_VGPU_LINE_MAX) {
-        pollfd        readable              = { fd, POLLIN, 0 };
+        pollfd        readable = { fd, POLLIN, 0 };
         char          part[FN_VGPU_LINE_MAX];
         const ssize_t n = poll(&readable, 1, FN_VGPU_LINE_MS) == 1 ? recv(fd, part, sizeof(part), 0) : 0;
         if (n <= 0) {

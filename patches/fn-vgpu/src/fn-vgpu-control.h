@@ -42,13 +42,13 @@ class fn_vgpu_control {
     const fn_vgpu_options & options;
     fn_vgpu_device &        device;
 
-    std::set<int>    inherited;       // descriptors that are not the server's
-    int              signal_fd  = -1;
-    int              wake_fd    = -1;
-    int              control_fd = -1;
+    std::set<int>    inherited;  // descriptors that are not the server's
+    int              signal_fd    = -1;
+    int              wake_fd      = -1;
+    int              control_fd   = -1;
     int              control_port = 0;
-    std::atomic<int> port{ 0 };       // of the RPC server, once it listens
-    int              stop_signal  = 0;
+    std::atomic<int> port{ 0 };  // of the RPC server, once it listens
+    int              stop_signal = 0;
     std::thread      thread;
 };
 

@@ -260,14 +260,13 @@ fn_vgpu_device::fn_vgpu_device(const fn_vgpu_options & options, fn_vgpu_emit emi
     options(options),
     emit(std::move(emit)),
     armed(options.faults),
-    reg{
-        /* .api_version = */ GGML_BACKEND_API_VERSION,
-        /* .iface       = */
-        { fn_vgpu_reg_get_name, fn_vgpu_reg_get_device_count, fn_vgpu_reg_get_device, NULL },
-        /* .context     = */ this,
-    },
+    reg{ GGML_BACKEND_API_VERSION, {}, this },
     device{ {}, &reg, this },
     buft{ fn_vgpu_buft_i, &device, this } {
+    reg.iface.get_name         = fn_vgpu_reg_get_name;
+    reg.iface.get_device_count = fn_vgpu_reg_get_device_count;
+    reg.iface.get_device       = fn_vgpu_reg_get_device;
+
     device.iface.get_name        = fn_vgpu_dev_get_name;
     device.iface.get_description = fn_vgpu_dev_get_description;
     device.iface.get_memory      = fn_vgpu_dev_get_memory;

@@ -45,14 +45,15 @@ Lines on stdout, each {json}:
   fn:vgpu:refused   {"name","asked_bytes","free_bytes"}                           an allocation over the limit
   fn:vgpu:stopped   {the accounting}                                              after SIGTERM or SIGINT, exit code 0
 
-Control port: send one line, read one line of JSON, which is the accounting (or {"error"}):
+Control port: send one line, read one line of JSON with the accounting, or with {"error"}:
   stats                   change nothing
   fault EVENT:N           arm a fault; N counts from now
   memory SIZE             set the device's memory (above 0); what is allocated stays
 
-Limits: one client at a time, a second one waits until the first is gone. Commands are executed one after the other, in
-the order sent. Host weights are not offloaded to it. The client aborts when it loses the device. Memory that the CPU
-backend needs while computing (its work buffer) is not counted. IPv4 only.
+Limits:
+  one client at a time, a second one waits until the first is gone; commands are executed in the order sent;
+  the client aborts when it loses the device; host weights are never offloaded to it;
+  memory that the CPU backend needs while it computes (its work buffer) is not counted; IPv4 only
 
 Exit code: 0 stopped by a signal, 1 cannot serve, 2 wrong options.
 )";
@@ -199,7 +200,7 @@ static std::string fn_vgpu_options_set(fn_vgpu_options & options, const std::str
 
 bool fn_vgpu_options_parse(int argc, const char * const * argv, fn_vgpu_options & options, std::string & error) {
     for (int i = 1; i < argc; i++) {
-        std::string key   = argv[i];
+        std::string key = argv[i];
         std::string value;
         if (key == "--help") {
             options.help = true;

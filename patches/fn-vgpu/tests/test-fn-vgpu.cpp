@@ -16,12 +16,12 @@
 
 static int n_failed = 0;
 
-#define CHECK(x)                                                          \
-    do {                                                                  \
-        if (!(x)) {                                                       \
+#define CHECK(x)                                                            \
+    do {                                                                    \
+        if (!(x)) {                                                         \
             fprintf(stderr, "%s:%d: FAILED: %s\n", __FILE__, __LINE__, #x); \
-            n_failed++;                                                   \
-        }                                                                 \
+            n_failed++;                                                     \
+        }                                                                   \
     } while (0)
 
 static const size_t MiB = 1024 * 1024;
@@ -92,9 +92,29 @@ static void test_options() {
     }
     {
         fn_vgpu_options options;
-        CHECK(parse({ "--port", "50052", "--control-port=50053", "--host", "localhost", "--name", "gpu-0", "--memory",
-                      "1.5GiB", "--threads", "2", "--upload-delay-us", "10", "--compute-delay-us", "20", "--upload-mib-s",
-                      "30", "--fault", "alloc:3", "--fault", "upload-corrupt:1", "--parent-death", "off" },
+        CHECK(parse({ "--port",
+                      "50052",
+                      "--control-port=50053",
+                      "--host",
+                      "localhost",
+                      "--name",
+                      "gpu-0",
+                      "--memory",
+                      "1.5GiB",
+                      "--threads",
+                      "2",
+                      "--upload-delay-us",
+                      "10",
+                      "--compute-delay-us",
+                      "20",
+                      "--upload-mib-s",
+                      "30",
+                      "--fault",
+                      "alloc:3",
+                      "--fault",
+                      "upload-corrupt:1",
+                      "--parent-death",
+                      "off" },
                     options, error));
         CHECK(options.port == 50052 && options.control_port == 50053 && options.host == "127.0.0.1");
         CHECK(options.name == "gpu-0" && options.memory_bytes == 1536 * MiB && options.n_threads == 2);
@@ -105,31 +125,31 @@ static void test_options() {
     }
     // wrong values: the option's name and the reason are in the message
     const std::vector<std::pair<std::vector<const char *>, const char *>> wrong = {
-        { { "--host", "0.0.0.0" },               "no authentication"   },
-        { { "--host", "192.168.1.2" },           "no authentication"   },
-        { { "--host", "example" },               "no authentication"   },
-        { { "--host", "::1" },                   "no authentication"   },
-        { { "--host", "" },                      "no authentication"   },
-        { { "--port", "65536" },                 "--port"              },
-        { { "--port", "-1" },                    "--port"              },
-        { { "--port", "1e3" },                   "--port"              },
-        { { "--memory", "12MB" },                "KiB, MiB or GiB"     },
-        { { "--memory", "GiB" },                 "--memory"            },
-        { { "--memory", "-1GiB" },               "--memory"            },
-        { { "--memory", "1..5GiB" },             "--memory"            },
-        { { "--memory", "99999999999999GiB" },   "--memory"            },
+        { { "--host", "0.0.0.0" },                "no authentication"  },
+        { { "--host", "192.168.1.2" },            "no authentication"  },
+        { { "--host", "example" },                "no authentication"  },
+        { { "--host", "::1" },                    "no authentication"  },
+        { { "--host", "" },                       "no authentication"  },
+        { { "--port", "65536" },                  "--port"             },
+        { { "--port", "-1" },                     "--port"             },
+        { { "--port", "1e3" },                    "--port"             },
+        { { "--memory", "12MB" },                 "KiB, MiB or GiB"    },
+        { { "--memory", "GiB" },                  "--memory"           },
+        { { "--memory", "-1GiB" },                "--memory"           },
+        { { "--memory", "1..5GiB" },              "--memory"           },
+        { { "--memory", "99999999999999GiB" },    "--memory"           },
         { { "--memory", "99999999999999999999" }, "--memory"           },
-        { { "--threads", "0" },                  "--threads"           },
-        { { "--name", "a\"b" },                  "--name"              },
-        { { "--upload-delay-us", "3600000001" }, "--upload-delay-us"   },
-        { { "--upload-mib-s", "0" },             "--upload-mib-s"      },
-        { { "--fault", "alloc" },                "--fault"             },
-        { { "--fault", "alloc:0" },              "--fault"             },
-        { { "--fault", "explode:1" },            "--fault"             },
-        { { "--parent-death", "maybe" },         "--parent-death"      },
-        { { "--port" },                          "a value is missing"  },
-        { { "--ports", "1" },                    "no such option"      },
-        { { "stray" },                           "no such option"      },
+        { { "--threads", "0" },                   "--threads"          },
+        { { "--name", "a\"b" },                   "--name"             },
+        { { "--upload-delay-us", "3600000001" },  "--upload-delay-us"  },
+        { { "--upload-mib-s", "0" },              "--upload-mib-s"     },
+        { { "--fault", "alloc" },                 "--fault"            },
+        { { "--fault", "alloc:0" },               "--fault"            },
+        { { "--fault", "explode:1" },             "--fault"            },
+        { { "--parent-death", "maybe" },          "--parent-death"     },
+        { { "--port" },                           "a value is missing" },
+        { { "--ports", "1" },                     "no such option"     },
+        { { "stray" },                            "no such option"     },
     };
     for (const auto & [args, expected] : wrong) {
         std::vector<const char *> argv = { "fn-vgpu" };
@@ -144,9 +164,9 @@ static void test_options() {
         }
     }
     // every option that exists is in the help
-    for (const char * option : { "--port", "--control-port", "--host", "--name", "--memory", "--threads",
-                                 "--upload-delay-us", "--upload-mib-s", "--compute-delay-us", "--fault",
-                                 "--parent-death", "--help" }) {
+    for (const char * option :
+         { "--port", "--control-port", "--host", "--name", "--memory", "--threads", "--upload-delay-us",
+           "--upload-mib-s", "--compute-delay-us", "--fault", "--parent-death", "--help" }) {
         CHECK(std::string(fn_vgpu_help()).find(std::string("\n  ") + option) != std::string::npos);
     }
 }
@@ -157,7 +177,7 @@ static void test_limit_and_books() {
         fn_vgpu_device device(with_memory(8 * MiB), [&](const char * event, const std::string & json) {
             refused = std::string(event) + " " + json;
         });
-        size_t         free = 0;
+        size_t         free  = 0;
         size_t         total = 0;
         ggml_backend_dev_memory(device.dev(), &free, &total);
         CHECK(free == 8 * MiB && total == 8 * MiB);
@@ -169,8 +189,7 @@ static void test_limit_and_books() {
 
         // one byte too many fails and changes nothing; the exact rest fits
         CHECK(alloc(device, 3 * MiB + 1) == NULL);
-        CHECK(refused ==
-              "refused {\"name\":\"vgpu\",\"asked_bytes\":3145729,\"free_bytes\":3145728}");
+        CHECK(refused == "refused {\"name\":\"vgpu\",\"asked_bytes\":3145729,\"free_bytes\":3145728}");
         CHECK(device.stats().allocated_bytes == 5 * MiB);
         ggml_backend_buffer_ptr b(alloc(device, 3 * MiB));
         CHECK(b);
@@ -345,7 +364,7 @@ static void test_hang_and_stop() {
         status = ggml_backend_graph_compute(backend.get(), p.graph);
         done   = true;
     });
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    const auto        deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     while (device.stats().faults == 0 && std::chrono::steady_clock::now() < deadline) {
         std::this_thread::yield();
     }
