@@ -97,8 +97,6 @@ class Child:
 
     def _judge(self, lines: list[str]) -> None:
         for line in lines:
-            if self._on_line is not None:
-                self._on_line(self, line)
             marker = markers.parse(line)
             if marker is not None:
                 self._on_marker(self, marker)

@@ -1,6 +1,7 @@
 """A llama-server with known speeds and a known rate of mistakes, for tests of the bench. It never sleeps.
 
-Started as ``bench_server.py CONFIG PORT``. CONFIG is JSON; all keys are optional:
+Started as ``bench_server.py CONFIG PORT``, or as ``bench_server.py CONFIG [llama-server's flags]``: there
+prompts make transitions as its LLAMA_PHASE_PREFILL variables say. CONFIG is JSON; all keys are optional:
 prefill_tps, decode_tps   speeds that its timings report
 noise                     standard deviation of a process's speed, relative (drawn per launch)
 drift                     relative change of speed per launch of any arm that shares ``state``
@@ -30,7 +31,11 @@ from typing import Any
 from flashnext.bench.questions import make_screen
 
 CONFIG: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
-PORT = int(sys.argv[2])
+ARGV = sys.argv[2:]
+PORT = int(ARGV[ARGV.index("--port") + 1] if "--port" in ARGV else ARGV[0])
+if "LLAMA_PHASE_PREFILL_UBATCH" in os.environ:
+    CONFIG.setdefault("min_tokens", int(os.environ["LLAMA_PHASE_PREFILL_MIN_TOKENS"]))
+SANE = "It was a quiet morning, and the harbour smelled of tar and oranges."
 
 
 def count_launch() -> int:
@@ -72,12 +77,15 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_GET(self) -> None:
-        self.answer({"status": "ok"})
+        self.answer([] if self.path == "/slots" else {"status": "ok"})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/tokenize":
             self.answer({"tokens": tokenize(body["content"])})
+            return
+        if not body.get("stream"):  # a supervisor's question whether all is well
+            self.answer({"content": SANE, "tokens": [], "timings": timings(4, 24)})
             return
         Handler.completions += 1
         if Handler.completions == CONFIG.get("die_at"):
