@@ -60,7 +60,9 @@ def over_depth(result: Result, metric: str, title: str) -> str | None:
             x = [r.depth for r in rows]
             y = [r.median for r in rows]
             error = [[r.median - r.low for r in rows], [r.high - r.median for r in rows]]
-            axes.errorbar(x, y, yerr=error, marker="o", capsize=3, label=arm, color=_colour(result, arm))
+            # beside each other, so that no range hides another
+            aside = [d * 1.025 ** (2 * result.arms.index(arm) - len(result.arms) + 1) for d in x]
+            axes.errorbar(aside, y, yerr=error, marker="o", capsize=3, label=arm, color=_colour(result, arm))
             _draw_bound(axes, result, metric, arm, x)
         axes.set_xscale("log", base=2)
         ticks = sorted({c.depth for c in cells})
@@ -109,11 +111,12 @@ def decode_distribution(result: Result) -> str | None:
 
 def logit_histogram(result: Result) -> str | None:
     """Absolute differences of the first token's log probabilities, by pair of arms."""
-    if not result.logits:
-        return None
+    rows = [row for row in result.logits if row.max_abs > 0]
+    if not rows:
+        return None  # equal to the last bit: the text says so, and there is nothing to draw
 
     def draw(axes: Any) -> None:
-        for number, row in enumerate(result.logits):
+        for number, row in enumerate(rows):
             edges = [low for low, _, _ in row.histogram] + [row.histogram[-1][1]]
             label = f"{row.candidate} against {row.control} (largest {row.max_abs:.3f})"
             colour = COLOURS[number % len(COLOURS)]
@@ -121,12 +124,12 @@ def logit_histogram(result: Result) -> str | None:
                 [n for _, _, n in row.histogram],
                 edges,
                 label=label,
-                fill=row.max_abs > 0,
+                fill=True,
                 alpha=0.4,
                 color=colour,
             )
         axes.set_yscale("symlog")
-        axes.set_xlim(0, max(1e-3, *(row.max_abs for row in result.logits)))
+        axes.set_xlim(0, max(row.max_abs for row in rows))
         axes.set_xlabel("absolute difference of log probability")
         axes.set_ylabel("tokens")
         axes.legend()
@@ -180,9 +183,9 @@ def memory_timeline(result: Result, samples: Samples) -> str | None:
             if request.ttft_ms:
                 axes.axvline(request.ttft_ms / 1000, color=_colour(result, arm), lw=0.8, alpha=0.5)
         axes.set_xlabel("seconds since the request (thin line: first token)")
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, most / unit * 1.4)  # room for the legend
         axes.set_ylabel("in use, " + ("GiB" if unit == 2**30 else "MiB"))
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, ncols=2, loc="upper center")
 
     return _draw(draw)
 

@@ -216,7 +216,8 @@ def _count(samples: Samples, scenario: str, cell: str, metric: str, arm: str, ar
 
 def _ratios(samples: Samples, arms: Sequence[str]) -> Iterator[RatioResult]:
     cells = list(_speed_cells(samples))
-    for scenario, group in groupby(sorted(cells), key=lambda c: c[0]):
+    ordered = sorted(cells, key=lambda c: (c[0], c[2], c[1]))
+    for scenario, group in groupby(ordered, key=lambda c: c[0]):
         names = [cell for _, cell, _ in group]
         for metric in METRICS:
             tables = {cell: process_values(samples, scenario, metric, cell) for cell in names}
