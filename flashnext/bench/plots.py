@@ -27,7 +27,7 @@ STYLE: Any = {
 }
 
 
-def _draw(draw: Callable[[Any], None], *, width: float = 7.2, height: float = 3.6) -> str:
+def _draw(draw: Callable[[Any], None], *, width: float = 7.2, height: float = 4.0) -> str:
     with needed_for("a plot"):
         import matplotlib
         from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -46,44 +46,53 @@ def _colour(result: Result, arm: str) -> str:
     return COLOURS[result.arms.index(arm) % len(COLOURS)]
 
 
+def _legend(axes: Any) -> None:
+    """Below the axes, so that it hides nothing."""
+    axes.figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+
+
 def over_depth(result: Result, metric: str, title: str) -> str | None:
     """A metric of the prefill scenario over depth: median and range of the processes, and the bound."""
     cells = [c for c in result.cells if c.scenario == "prefill" and c.metric == metric]
     if not cells:
         return None
+    scale, unit = (1000, "s") if METRICS[metric].unit == "ms" else (1, METRICS[metric].unit)
 
     def draw(axes: Any) -> None:
         for arm in result.arms:
             rows = sorted((c for c in cells if c.arm == arm), key=lambda c: c.depth)
             if not rows:
                 continue
-            x = [r.depth for r in rows]
-            y = [r.median for r in rows]
-            error = [[r.median - r.low for r in rows], [r.high - r.median for r in rows]]
+            y = [r.median / scale for r in rows]
+            error = [[(r.median - r.low) / scale for r in rows], [(r.high - r.median) / scale for r in rows]]
             # beside each other, so that no range hides another
-            aside = [d * 1.025 ** (2 * result.arms.index(arm) - len(result.arms) + 1) for d in x]
-            axes.errorbar(aside, y, yerr=error, marker="o", capsize=3, label=arm, color=_colour(result, arm))
-            _draw_bound(axes, result, metric, arm, x)
-        axes.set_xscale("log", base=2)
+            shift = 1.025 ** (2 * result.arms.index(arm) - len(result.arms) + 1)
+            x = [r.depth * shift for r in rows]
+            axes.errorbar(x, y, yerr=error, marker="o", capsize=3, label=arm, color=_colour(result, arm))
         ticks = sorted({c.depth for c in cells})
+        _draw_bounds(axes, result, metric, ticks)
+        axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [f"{t:,}" for t in ticks])
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
         axes.set_xlabel("prompt, tokens")
-        axes.set_ylabel(f"{title}, {METRICS[metric].unit}")
-        axes.legend()
+        axes.set_ylabel(f"{title}, {unit}")
+        _legend(axes)
 
     return _draw(draw)
 
 
-def _draw_bound(axes: Any, result: Result, metric: str, arm: str, depths: list[int]) -> None:
-    bound, micro_batch = bound_of(result.facts), micro_batch_of(result.facts, arm)
-    if bound is None or micro_batch is None:
+def _draw_bounds(axes: Any, result: Result, metric: str, depths: list[int]) -> None:
+    """One line per micro-batch that an arm uses: no such arm can be on its better side."""
+    bound = bound_of(result.facts)
+    if bound is None:
         return
-    speeds = [bound.prefill_tps(d, micro_batch) for d in depths]
-    y = speeds if metric == "prefill_tps" else [d / s * 1000 for d, s in zip(depths, speeds, strict=True)]
-    label = f"bound of {arm}: upload per {micro_batch} tokens"
-    axes.plot(depths, y, linestyle=":", color=_colour(result, arm), label=label)
+    sizes = sorted({size for arm in result.arms if (size := micro_batch_of(result.facts, arm)) is not None})
+    for number, size in enumerate(sizes):
+        speeds = [bound.prefill_tps(d, size) for d in depths]
+        y = speeds if metric == "prefill_tps" else [d / s for d, s in zip(depths, speeds, strict=True)]
+        style = (":", "--", "-.")[number % 3]
+        axes.plot(depths, y, style, color="#555555", label=f"bound: upload once per {size} tokens")
 
 
 def decode_distribution(result: Result) -> str | None:
@@ -104,7 +113,7 @@ def decode_distribution(result: Result) -> str | None:
         axes.set_xticks(range(len(names)), names)
         axes.set_xlabel("depth / seed")
         axes.set_ylabel("decode, t/s (one dot a process)")
-        axes.legend()
+        _legend(axes)
 
     return _draw(draw)
 
@@ -124,15 +133,14 @@ def logit_histogram(result: Result) -> str | None:
                 [n for _, _, n in row.histogram],
                 edges,
                 label=label,
-                fill=True,
-                alpha=0.4,
                 color=colour,
+                lw=1.5,
             )
         axes.set_yscale("symlog")
         axes.set_xlim(0, max(row.max_abs for row in rows))
         axes.set_xlabel("absolute difference of log probability")
         axes.set_ylabel("tokens")
-        axes.legend()
+        _legend(axes)
 
     return _draw(draw)
 
@@ -154,7 +162,7 @@ def transition_timeline(result: Result, samples: Samples) -> str | None:
         axes.bar(x, ends, bottom=begins, color=COLOURS[4], label="end: restore and reload")
         axes.set_xlabel("transition, in order")
         axes.set_ylabel("ms")
-        axes.legend()
+        _legend(axes)
 
     return _draw(draw)
 
@@ -183,9 +191,9 @@ def memory_timeline(result: Result, samples: Samples) -> str | None:
             if request.ttft_ms:
                 axes.axvline(request.ttft_ms / 1000, color=_colour(result, arm), lw=0.8, alpha=0.5)
         axes.set_xlabel("seconds since the request (thin line: first token)")
-        axes.set_ylim(0, most / unit * 1.4)  # room for the legend
+        axes.set_ylim(0, most / unit * 1.1)
         axes.set_ylabel("in use, " + ("GiB" if unit == 2**30 else "MiB"))
-        axes.legend(fontsize=8, ncols=2, loc="upper center")
+        _legend(axes)
 
     return _draw(draw)
 

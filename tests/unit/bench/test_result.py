@@ -203,7 +203,7 @@ def test_a_report_is_rendered_again_from_the_samples_alone(tmp_path: Path) -> No
         p.name: p.read_text() for p in tmp_path.rglob("*") if p.suffix in {".md", ".html", ".svg", ".json"}
     }
     assert again == texts
-    assert "bound of candidate: upload per 2048 tokens" in texts["reading-speed-over-depth.svg"]
+    assert "bound: upload once per 2048 tokens" in texts["reading-speed-over-depth.svg"]
     assert "| git.commit | abc |" in texts["report.md"]
     assert texts["report.html"].count("<svg") == 3
     assert json.loads(texts["result.json"])["outcome"] == "passed"
