@@ -27,6 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "status": ("flashnext.cli.status", "Show what is served, and how it is."),
     "stop": ("flashnext.cli.stop", "Stop a service."),
     "logs": ("flashnext.cli.logs", "Show the log of a service."),
+    "bench": ("flashnext.cli.bench", "Measure arms against each other, report and compare."),
 }
 
 
