@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,3 +68,43 @@ def ask_line(address: tuple[str, int], line: str, *, timeout_s: float = 2.0) -> 
     if not isinstance(value, dict):
         raise UnreachableError(f"{line}: no object")
     return value
+
+
+class RefusedError(Exception):
+    """An answer with an error status in place of a stream."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(f"HTTP {reply.status}: {reply.text[:300]}")
+        self.reply = reply
+
+
+def stream(
+    address: tuple[str, int],
+    path: str,
+    body: dict[str, Any],
+    *,
+    key: str | None = None,
+    timeout_s: float = 3600.0,
+) -> Iterator[Any]:
+    """POST and yield the JSON of every server-sent event until the end of the stream.
+
+    Closing the iterator closes the connection: the server sees a client that leaves. Raises RefusedError for
+    an error status, UnreachableError where the connection breaks or ``timeout_s`` pass without a byte.
+    """
+    headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+    if key is not None:
+        headers["Authorization"] = f"Bearer {key}"
+    connection = http.client.HTTPConnection(*address, timeout=timeout_s)
+    try:
+        connection.request("POST", path, json.dumps(body), headers)
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise RefusedError(Reply(answer.status, answer.read().decode("utf-8", "replace"), None))
+        for raw in answer:
+            line = raw.decode("utf-8", "replace").rstrip("\r\n")
+            if line.startswith("data: ") and line != "data: [DONE]":
+                yield json.loads(line[len("data: ") :])
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise UnreachableError(f"{path}: {type(error).__name__}: {error}") from None
+    finally:
+        connection.close()

@@ -150,6 +150,22 @@ def start(
     )
 
 
+def detach(argv: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path, log: Path) -> int:
+    """Start a process that outlives us, in a session of its own, its output in ``log``. Returns its pid."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as stream:
+        child = subprocess.Popen(
+            [str(a) for a in argv],
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return child.pid
+
+
 def kill_group(child: subprocess.Popen[Any], sig: signal.Signals = signal.SIGKILL) -> None:
     """Signal the child's whole process group; a group that is gone is fine."""
     with contextlib.suppress(ProcessLookupError):

@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "stop": ("flashnext.cli.stop", "Stop a service."),
     "service": ("flashnext.cli.service", "Run a profile as a systemd service."),
     "logs": ("flashnext.cli.logs", "Show the log of a service."),
+    "bench": ("flashnext.cli.bench", "Measure arms against each other, report and compare."),
 }
 
 

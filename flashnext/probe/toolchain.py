@@ -242,7 +242,8 @@ def probe_cmake() -> Tool | None:
 def probe_ninja() -> Tool | None:
     """Ninja of the Python package (in the environment's scripts), else the one on PATH."""
     packaged = _package_dir("ninja")
-    places = [Path(sysconfig.get_path("scripts")) / "ninja", Path(sys.executable).parent / "ninja"]
+    folders = [sysconfig.get_path("scripts"), sysconfig.get_path("scripts", scheme="posix_user")]
+    places = [Path(folder) / "ninja" for folder in (*folders, str(Path(sys.executable).parent))]
     if packaged:
         places.insert(0, packaged / "data" / "bin" / "ninja")
     inside = next((p for p in places if p.is_file()), None) if packaged else None

@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from flashnext import proc
-from flashnext.serve import acceptance, failures, markers
+from flashnext import failures, markers, proc
+from flashnext.serve import acceptance
 from flashnext.serve.logfile import LogFile
 from flashnext.services import Process, process_record
 

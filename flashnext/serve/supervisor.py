@@ -15,12 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
+from flashnext import markers
 from flashnext.errors import FlashnextError
-from flashnext.serve import host, markers, prober, record
+from flashnext.failures import Action, Finding, ending
+from flashnext.serve import host, prober, record
 from flashnext.serve.acceptance import ACCEPTANCE_LOW, DRAFTS_ENOUGH, Acceptance, Drafts
 from flashnext.serve.child import Child
 from flashnext.serve.endings import Trouble, error_for
-from flashnext.serve.failures import Action, Finding, ending
 from flashnext.serve.logfile import LogFile
 from flashnext.serve.notify import Notifier
 from flashnext.serve.plan import Plan

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mtp_models import Models
 from native_servers import LlamaServer, VirtualGpu
 
 from flashnext.build import pipeline
@@ -50,6 +51,12 @@ def native_build() -> NativeBuild:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     request = SynthRequest(kind="tiny", out=tmp_path_factory.mktemp("tiny"))
     return synthesise(request, lambda _total: None, lambda _bytes: None).model
+
+
+@pytest.fixture(scope="session")
+def mtp_models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Tiny trunks and heads of all forms, each written when a test first asks for it."""
+    return Models(tmp_path_factory.mktemp("mtp-models"))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ its own. An attempt costs seconds because only a few of its objects are removed 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -49,12 +50,20 @@ def built(native_build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     pipeline.build(REQUEST)
 
 
-def remove_outputs(objects: Path, chance: random.Random) -> None:
-    """Remove a few objects and one library or program, so that the next build has something to do."""
-    small = [p for p in sorted(objects.rglob("*.o")) if p.stat().st_size < 400_000]
-    linked = [p for p in sorted((objects / "bin").iterdir()) if not p.is_symlink()]
-    for path in (*chance.sample(small, 4), chance.choice(linked)):
-        path.unlink()
+class Outputs:
+    """The finished objects, libraries and programs of a work folder, to remove a few before an attempt."""
+
+    def __init__(self, objects: Path, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.small = [p for p in sorted(objects.rglob("*.o")) if p.stat().st_size < 400_000]
+        self.linked = [p for p in sorted((objects / "bin").iterdir()) if not p.is_symlink()]
+
+    def remove(self) -> None:
+        """Some objects and a library or program; fewer where the last attempt has not brought them back."""
+        for files, most in ((self.small, 6), (self.linked, 3)):
+            there = [p for p in files if p.exists()]
+            for path in self.chance.sample(there, max(0, most - len(files) + len(there))):
+                path.unlink()
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -66,6 +75,25 @@ def processes_of(folder: Path) -> list[str]:
         if inside and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(words)
     return found
+
+
+def wait_for_any(files: list[Path], child: subprocess.Popen[bytes]) -> None:
+    """Until one of the files begins to exist, or the child has ended."""
+    proc.wait_until(
+        lambda: any(p.exists() for p in files) or child.poll() is not None, timeout_s=60, every_s=0.001
+    )
+
+
+def compilers_of(pid: int) -> list[int]:
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_an_unchanged_build_does_nothing_in_under_a_second(native_build: Any) -> None:
@@ -130,7 +158,7 @@ def test_a_source_that_does_not_compile_leaves_the_previous_build(
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_compilers_and_the_build_resumes(built: Build, native_build: Any) -> None:
-    remove_outputs(native_build.objects, random.Random(1))
+    Outputs(native_build.objects, seed=1).remove()
     child = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     root = native_build.objects.parent
     assert proc.wait_until((root / ".compiling").exists, timeout_s=60)
@@ -146,29 +174,38 @@ def test_ctrl_c_ends_the_compilers_and_the_build_resumes(built: Build, native_bu
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_at_random_points_it_always_resumes(built: Build, native_build: Any) -> None:
-    """SIGKILL of the whole process group, compilers left to themselves, 20 times.
+    """SIGKILL 20 times: of the process group at random moments, and of everything while a linker writes.
 
     Whatever is installed at any moment is byte for byte the build that was never interrupted.
     """
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
-    chance = random.Random(seed)
-    remove_outputs(native_build.objects, chance)
+    outputs = Outputs(native_build.objects, seed)
+    outputs.remove()
     whole = pipeline.build(REQUEST)
     assert whole.build.binaries == built.binaries
     killed_in_ninja = 0
-    for _ in range(KILLS):
+    for attempt in range(KILLS):
         shutil.rmtree(paths.builds_dir(), ignore_errors=True)
-        remove_outputs(native_build.objects, chance)
+        outputs.remove()
         child = subprocess.Popen(
             COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        time.sleep(chance.uniform(0.1, 1.2 * whole.elapsed_s))
-        os.killpg(child.pid, signal.SIGKILL)
+        if attempt % 2:
+            # the group alone: compilers live on until the next attempt finds them
+            time.sleep(outputs.chance.uniform(0.1, 1.2 * whole.elapsed_s))
+            os.killpg(child.pid, signal.SIGKILL)
+        else:
+            # everything, as a power cut would, while a linker writes
+            removed = [p for p in outputs.linked if not p.exists()]
+            wait_for_any(removed, child)
+            for pid in (child.pid, *compilers_of(child.pid)):
+                kill(pid)
         child.wait()
         killed_in_ninja += (native_build.objects.parent / ".compiling").exists()
         for found in store.verify([]):
             assert (found.key, found.binaries) == (built.key, built.binaries)
+    print(f"{killed_in_ninja} of {KILLS} while compilers ran")
     assert killed_in_ninja > 0, "no kill hit the compilers: the test has tried nothing"
     shutil.rmtree(paths.builds_dir(), ignore_errors=True)
     last = pipeline.build(REQUEST).build

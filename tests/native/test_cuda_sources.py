@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flashnext import paths, proc
+from flashnext.build.series import load_series
 from flashnext.build.toolchain import MIN_NVCC
 from flashnext.probe.host import temp_dir
 from flashnext.probe.toolchain import Nvcc, probe_nvcc
@@ -23,6 +24,12 @@ def nvcc() -> Nvcc:
     if not found:
         pytest.skip("no nvcc found here: the CUDA sources were NOT compiled")
     return found[0]
+
+
+def test_cuda_sources_are_those_of_the_series() -> None:
+    """None at all is legal; one that no feature.toml names would never be compiled into a build."""
+    listed = {f.folder / name for f in load_series(paths.patches_dir()) for name in f.listed_files()}
+    assert [str(p) for p in SOURCES if p not in listed] == []
 
 
 @pytest.mark.timeout(600)

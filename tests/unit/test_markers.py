@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashnext.serve.markers import parse
+from flashnext.markers import parse
 
 GOLDEN = (Path(__file__).parents[1] / "data" / "markers.txt").read_text(encoding="utf-8").splitlines()
 NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,10}", fullmatch=True)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flashnext.failures import Action, classify, ending
 from flashnext.loopback import Reply
 from flashnext.serve import acceptance, prober
 from flashnext.serve.binary import known_flags
-from flashnext.serve.failures import Action, classify, ending
 from flashnext.serve.logfile import LogFile
 from flashnext.serve.sanity import degenerate
 from flashnext.serve.states import TRANSITIONS, State, check_transition
