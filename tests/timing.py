@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def best_time(argv: Sequence[str], limit_s: float, *, runs: int = 10) -> tuple[float, str]:
-    """The best of up to ``runs`` runs in seconds, and the last run's stdout; stops at the first below the limit.
+    """The best of up to ``runs`` runs in seconds, and the last stdout; stops at the first below the limit.
 
     Wall time; where other processes hold the cores (load above their number), a run's own CPU time instead.
     """
