@@ -61,6 +61,8 @@ def test_commands_take_their_environment_and_their_port() -> None:
     assert first.environment == {"LLAMA_X": "1"}
     assert first.min_tokens == 9
     assert first.command == "srv --port '{port}' 'b c'"
+    phase = "a=LLAMA_PHASE_PREFILL_UBATCH=2048 LLAMA_PHASE_PREFILL_MIN_TOKENS=2048 srv {port}"
+    assert from_commands([phase]).arms[0].min_tokens == 2048
     assert second.url == "http://127.0.0.1:1"
     for bad in ("srv --port {port}", "a=", "a=srv --port 80"):
         with pytest.raises(ArmUnknownError):
