@@ -523,6 +523,11 @@ class AlreadyServingError(LockedError):
     hint = "see `flashnext status`; end it with `flashnext stop`, or choose another port with `--port N`"
 
 
+class ServiceFolderError(HostError):
+    id = "service-folder"
+    hint = "run it with sudo, or use `--user` for this user's own service manager"
+
+
 class NotServingError(UsageError):
     id = "not-serving"
     hint = "start one with `flashnext serve --profile demo`"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +99,9 @@ def _announce(plan: Plan) -> None:
     say(f"log: {plan.log}")
 
 
+_LEVELS = {"fatal": 2, "degraded": 4, "backoff": 4}
+
+
 class Narrator:
     """Tells people what happens, on stderr; the URL goes to stdout, once."""
 
@@ -105,11 +109,14 @@ class Narrator:
         self._plan = plan
         self._verbose = verbose
         self._ready = self._said = False
+        self._journal = "JOURNAL_STREAM" in os.environ
         self._console = people()
 
     def changed(self, state: State, reason: str) -> None:
         self._ready = state == "ready"
-        self._console.print(f"{state}: {reason}", markup=False)
+        # journald reads a level in front of a line; a terminal does not want one
+        level = f"<{_LEVELS.get(state.value, 6)}>" if self._journal else ""
+        self._console.print(f"{level}{state}: {reason}", markup=False)
         if self._ready and not self._said:
             self._said = True
             print_data(f"{self._plan.url}/v1")

@@ -23,11 +23,13 @@ from flashnext.serve.acceptance import ACCEPTANCE_LOW, DRAFTS_ENOUGH, Acceptance
 from flashnext.serve.child import Child
 from flashnext.serve.endings import Trouble, error_for
 from flashnext.serve.logfile import LogFile
+from flashnext.serve.notify import Notifier
 from flashnext.serve.plan import Plan
 from flashnext.serve.states import State, check_transition
 
 _TICK_S = 0.2
 _VGPU_START_S = 20.0
+_MOVING_S = 30.0  # a load that said something so recently is under way
 _PHASE_OPEN_S = 10.0  # how long an idle server may have a transaction open
 _DYING_S = 5.0  # from a fatal log line to the end that should follow it
 _BACKOFF_MAX_S = 60.0
@@ -75,6 +77,7 @@ class Supervisor:
         self._on_change, self._on_line = on_change, on_line
         self._log = LogFile(plan.log)
         self._record = record.Recorder(plan, self._log)
+        self._notify = Notifier()
         self._error: FlashnextError | None = None
         self._signal = 0
         self._launch = 0
@@ -151,8 +154,9 @@ class Supervisor:
                 self._record.update(devices=found.devices)
 
     def _tick(self) -> None:
-        """Deadlines: all of them are looked at here."""
+        """Deadlines: all of them are looked at here, and whoever comes here is alive."""
         now = time.monotonic()
+        self._notify.alive()
         if self.state is State.BACKOFF:
             self._resume(now)
         elif self._dying is not None and now - self._dying[0] > _DYING_S:
@@ -199,6 +203,8 @@ class Supervisor:
         if quiet > self.life.load_limit_s:
             text = f"loading showed no progress for {self.life.load_limit_s} s (life.load_limit_s)"
             self._trouble(Trouble("load-late", text))
+        elif quiet < _MOVING_S:
+            self._notify.loading()
 
     # --- starting and ending -----------------------------------------------------------------------------
 
@@ -412,7 +418,18 @@ class Supervisor:
         self.state = state
         self._since = time.monotonic()
         self._record.transition(state, reason)
+        self._tell(state, reason)
         self._on_change(state, reason)
+
+    def _tell(self, state: State, reason: str) -> None:
+        """What the service manager hears: ready once per time it is, stopping once."""
+        status = {"STATUS": f"{state}: {reason}"}
+        if state is State.READY:
+            self._notify.send(READY=1, **status)
+        elif state in (State.STOPPING, State.FATAL):
+            self._notify.send(STOPPING=1, **status)
+        else:
+            self._notify.send(**status)
 
     def _children_changed(self) -> None:
         children = [c for c in (self._server, *self._vgpus) if c is not None]

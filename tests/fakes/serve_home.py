@@ -53,7 +53,11 @@ class Running:
 
     def until_state(self, *wanted: str, timeout_s: float = DEADLINE_S) -> dict[str, Any]:
         def there() -> dict[str, Any] | None:
+            over = self.process.poll() is not None
             state = self.state()
+            if over and state.get("state") not in wanted:
+                self.end()
+                raise AssertionError(f"serve ended with {self.process.returncode}:\n{self.err}")
             if state.get("supervisor", {}).get("pid") != self.process.pid:
                 return None
             return state if state.get("state") in wanted else None

@@ -600,6 +600,36 @@ def test_errors_as_json(home: FakeHome) -> None:
     assert json.loads(done.stdout)["error"] == "profile-not-found"
 
 
+def test_what_the_service_manager_hears(home: FakeHome) -> None:
+    home.behave([{"load_s": 2, "load_line_every_s": 0.2, "exit_after_s": 4}, {}])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(home.root / "notify"))
+        manager.settimeout(20)
+        home.env |= {"NOTIFY_SOCKET": str(home.root / "notify"), "WATCHDOG_USEC": "400000"}
+        running = home.serve()
+        heard: list[str] = []
+
+        def hear(word: str) -> None:
+            while not any(word in line for line in heard[mark:]):
+                heard.extend(manager.recv(4096).decode().splitlines())
+
+        mark = 0
+        hear("STATUS=starting")
+        hear("EXTEND_TIMEOUT_USEC=60000000")
+        hear("STATUS=warming")
+        assert "READY=1" not in heard, "ready only after the check"
+        hear("READY=1")
+        mark = len(heard)
+        hear("STATUS=backoff")
+        hear("READY=1")
+        hear("WATCHDOG=1")
+        running.signal(signal.SIGTERM)
+        hear("STOPPING=1")
+        assert running.end() == 143
+    for launch in home.launches("server"):
+        assert "NOTIFY_SOCKET" not in launch["env"], "a child cannot speak for us"
+
+
 def test_api_key_stays_out_of_sight(home: FakeHome) -> None:
     keys = home.root / "keys"
     keys.write_text("# keys\nsesame-42\n")

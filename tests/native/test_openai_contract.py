@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -33,7 +32,7 @@ GO_ON: Any = {"ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory, native_build: Any) -> Iterator[OpenAI]:
-    home = RealHome(tmp_path_factory.mktemp("contract"), Path(native_build.bin).parent)
+    home = RealHome(tmp_path_factory.mktemp("contract"), native_build.root)
     running = home.serve()
     try:
         running.until_state("ready", timeout_s=90)

@@ -33,7 +33,7 @@ class RealHome(Home):
 
 @pytest.fixture
 def home(tmp_path: Path, native_build: Any) -> Iterator[RealHome]:
-    made = RealHome(tmp_path, Path(native_build.bin).parent)
+    made = RealHome(tmp_path, native_build.root)
     yield made
     made.close()
 
