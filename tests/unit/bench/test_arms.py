@@ -92,6 +92,24 @@ def test_a_log_is_scanned_behind_the_supervisors_prefix() -> None:
     assert len(found.problems) == 1
 
 
+def test_a_marker_with_its_total_and_its_parts_is_not_counted_twice() -> None:
+    begin = (
+        '{"n_tokens":8192,"mode":"transaction","ms":9.0,"quiesce_ms":1.0,"release_ms":5.0,"reserve_ms":2.5}'
+    )
+    end = '{"n_tokens":8192,"mode":"transaction","ms":4.0,"restore_ms":3.0,"bytes":77,"generation":3}'
+    lines = [
+        'server| fn:phase:decided {"id_task":1,"n_tokens":8192,"n_cached":0,"min_tokens":2048,"begin":true}',
+        f"server| fn:phase:begin {begin}",
+        f"server| fn:phase:end {end}",
+    ]
+    found = checks.scan(lines)
+    assert (found.begins, found.ends, found.problems) == (1, 1, [])
+    transition = found.transitions[0]
+    assert (transition["total_ms"], transition["begin_ms"], transition["end_ms"]) == (13.0, 9.0, 4.0)
+    assert transition["parts_ms"]["begin.release"] == 5.0
+    assert transition["end"]["bytes"] == 77
+
+
 def test_begins_ends_and_prompts_must_agree() -> None:
     scan = checks.Scan(begins=2, ends=2)
     arm = Arm("x", min_tokens=100)
