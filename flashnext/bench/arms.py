@@ -85,7 +85,8 @@ def from_commands(commands: Sequence[str]) -> Configured:
     """Arms given as ``name=command`` or ``name=http://host:port``.
 
     A command may begin with NAME=VALUE words, which become its environment, and holds ``{port}`` where the
-    port goes. ``FN_BENCH_MIN_TOKENS=N`` among them says that the arm makes transitions from N tokens on.
+    port goes. Where they switch the transaction on, prompts of LLAMA_PHASE_PREFILL_MIN_TOKENS new tokens and
+    more must make one; ``FN_BENCH_MIN_TOKENS=N`` (not passed on) says so for any other server.
     """
     made = []
     for entry in commands:
@@ -105,6 +106,8 @@ def from_commands(commands: Sequence[str]) -> Configured:
         if not words or not any("{port}" in w for w in words):
             raise ArmUnknownError(f"the command of arm {name} has no {{port}}", context=[text])
         minimum = environment.pop("FN_BENCH_MIN_TOKENS", None)
+        if minimum is None and "LLAMA_PHASE_PREFILL_UBATCH" in environment:
+            minimum = environment.get("LLAMA_PHASE_PREFILL_MIN_TOKENS", "0")
         made.append(
             Arm(
                 name=name,

@@ -34,7 +34,7 @@ CONFIG: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
 ARGV = sys.argv[2:]
 PORT = int(ARGV[ARGV.index("--port") + 1] if "--port" in ARGV else ARGV[0])
 if "LLAMA_PHASE_PREFILL_UBATCH" in os.environ:
-    CONFIG.setdefault("min_tokens", int(os.environ["LLAMA_PHASE_PREFILL_MIN_TOKENS"]))
+    CONFIG.setdefault("min_tokens", int(os.environ.get("LLAMA_PHASE_PREFILL_MIN_TOKENS", "0")))
 SANE = "It was a quiet morning, and the harbour smelled of tar and oranges."
 
 

@@ -171,6 +171,8 @@ def test_an_arm_with_another_environment_is_never_recorded(bench: Bench) -> None
     seen = {p.arm: p.environment for p in bench.samples().processes}
     assert seen["candidate"]["LLAMA_PHASE_PREFILL_UBATCH"] == "2048"
     assert "LLAMA_PHASE_PREFILL_UBATCH" not in seen["control"]
+    found = {c.arm: (c.begins, c.prompts, c.problems) for c in result.compute(bench.samples()).checks}
+    assert found == {"control": (0, 6, []), "candidate": (6, 6, [])}
     # the command sets what the arm does not declare: the process's own environment tells
     bench.out = bench.root / "other"
     bench.prefix["candidate"] = "env LLAMA_ARG_UBATCH=4096"

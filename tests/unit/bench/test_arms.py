@@ -61,6 +61,8 @@ def test_commands_take_their_environment_and_their_port() -> None:
     assert first.environment == {"LLAMA_X": "1"}
     assert first.min_tokens == 9
     assert first.command == "srv --port '{port}' 'b c'"
+    phase = "a=LLAMA_PHASE_PREFILL_UBATCH=2048 LLAMA_PHASE_PREFILL_MIN_TOKENS=2048 srv {port}"
+    assert from_commands([phase]).arms[0].min_tokens == 2048
     assert second.url == "http://127.0.0.1:1"
     for bad in ("srv --port {port}", "a=", "a=srv --port 80"):
         with pytest.raises(ArmUnknownError):
@@ -88,6 +90,24 @@ def test_a_log_is_scanned_behind_the_supervisors_prefix() -> None:
     assert found.transitions[0]["total_ms"] == 9.5
     assert found.transitions[0]["parts_ms"] == {"begin.release": 2, "begin.reserve": 3.5, "end.restore": 3}
     assert len(found.problems) == 1
+
+
+def test_a_marker_with_its_total_and_its_parts_is_not_counted_twice() -> None:
+    begin = (
+        '{"n_tokens":8192,"mode":"transaction","ms":9.0,"quiesce_ms":1.0,"release_ms":5.0,"reserve_ms":2.5}'
+    )
+    end = '{"n_tokens":8192,"mode":"transaction","ms":4.0,"restore_ms":3.0,"bytes":77,"generation":3}'
+    lines = [
+        'server| fn:phase:decided {"id_task":1,"n_tokens":8192,"n_cached":0,"min_tokens":2048,"begin":true}',
+        f"server| fn:phase:begin {begin}",
+        f"server| fn:phase:end {end}",
+    ]
+    found = checks.scan(lines)
+    assert (found.begins, found.ends, found.problems) == (1, 1, [])
+    transition = found.transitions[0]
+    assert (transition["total_ms"], transition["begin_ms"], transition["end_ms"]) == (13.0, 9.0, 4.0)
+    assert transition["parts_ms"]["begin.release"] == 5.0
+    assert transition["end"]["bytes"] == 77
 
 
 def test_begins_ends_and_prompts_must_agree() -> None:
