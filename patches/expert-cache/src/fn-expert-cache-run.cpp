@@ -33,7 +33,7 @@ struct run_options {
     int32_t  n_threads  = 1;
     int32_t  n_repeat   = 0;   // > 0: the tokens repeat with this period
     uint32_t seed       = 1;
-    bool     use_mmap   = true;
+    llama_load_mode load_mode = LLAMA_LOAD_MODE_MMAP;
     bool     greedy     = false; // batch of one: the next token is the most likely one
     bool     verbose    = false;
     std::vector<std::string> nodes; // names of graph nodes whose values the arms write
@@ -118,7 +118,8 @@ static run_options parse_options(int argc, char ** argv) {
         else if (arg == "--threads")  { o.n_threads = std::stoi(value()); }
         else if (arg == "--repeat")   { o.n_repeat  = std::stoi(value()); }
         else if (arg == "--seed")     { o.seed      = (uint32_t) std::stoul(value()); }
-        else if (arg == "--no-mmap")  { o.use_mmap  = false; }
+        else if (arg == "--no-mmap")  { o.load_mode = LLAMA_LOAD_MODE_NONE; }
+        else if (arg == "--dio")      { o.load_mode = LLAMA_LOAD_MODE_DIRECT_IO; }
         else if (arg == "--greedy")   { o.greedy    = true; }
         else if (arg == "--verbose")  { o.verbose   = true; }
         else if (arg == "--node")     { o.nodes.push_back(value()); }
@@ -159,7 +160,7 @@ static llama_model * load_model(const run_options & o) {
     llama_model_params params = llama_model_default_params();
     params.n_gpu_layers    = 99;
     params.use_extra_bufts = false; // repacked experts are not host memory
-    params.load_mode       = o.use_mmap ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
+    params.load_mode       = o.load_mode;
 
     std::vector<llama_model_tensor_buft_override> overrides;
     if (o.experts != "device") {
