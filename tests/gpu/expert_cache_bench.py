@@ -90,7 +90,7 @@ class Bench:
         self.record("late-result", {"logits_equal": same})
 
     def load(self) -> None:
-        """Cold is direct: the page cache is out of it in every arm. Ours, stock, ours again, for each placement."""
+        """Cold is direct: no arm has the page cache. Ours, stock, ours again, for each placement."""
         arm = ["slots=0"]
         for direct in (False, True):
             mode = "--dio" if direct else "--no-mmap"

@@ -1,4 +1,4 @@
-"""Every expert type, number of devices, slots, batch size against the stock graph, to the byte: the full cross.
+"""Every expert type, devices, slots and batch size against the stock graph, to the byte: the full cross.
 
 Not collected by pytest, which runs a pairwise part of it. One line per case on stdout:
 
