@@ -99,7 +99,7 @@ def test_the_target_owns_the_cache_beside_a_draft(
     hits, misses = (total(after, n) - total(before, n) for n in ("hits_total", "misses_total"))
     steps = after["fn_expert_cache_steps_total"] - before["fn_expert_cache_steps_total"]
     assert hits > 0
-    # A step is a decode call of the target: one row or more of four experts in each of eight layers. The draft
+    # A step is a decode call of the target: a row or more of four experts in each of eight layers. The draft
     # makes more calls than the target, and none of its lanes are in the sums.
     assert 0 < steps <= answer["timings"]["predicted_n"] + 4
     assert steps * 8 * 4 <= hits + misses <= steps * 32 * 8 * 4
