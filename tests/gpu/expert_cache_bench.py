@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -89,32 +90,26 @@ class Bench:
         self.record("late-result", {"logits_equal": same})
 
     def load(self) -> None:
+        """Cold is direct: no arm has the page cache. Ours, stock, ours again, for each placement."""
         arm = ["slots=0"]
-        self.plain_read("warm-up")
-        for experts, off in ((self.args.pinned, ""), (self.args.pinned, "0"), ("CPU", ""), ("CPU", "0")):
-            env = {"LLAMA_MMAP_PIN_HOST": off} if off else {}
-            for cache in ("warm", "cold"):
-                self.plain_read(cache)
-                if cache == "cold":
-                    self.drop_cache()
-                self.drive(f"load-{cache}", experts, "1x1", arm, "--no-mmap", **env)
+        for direct in (False, True):
+            mode = "--dio" if direct else "--no-mmap"
+            what = "load-cold" if direct else "load-warm"
+            self.plain_read(direct)
+            for experts in (self.args.pinned, "CPU"):
+                self.drive(what, experts, "1x1", arm, mode)
+                self.drive(what, experts, "1x1", arm, mode, LLAMA_MMAP_PIN_HOST="0")
+                self.drive(what, experts, "1x1", arm, mode)
+            self.plain_read(direct)
         for experts in (self.args.pinned, "CPU", self.args.pinned, "CPU"):
             options = ("--no-mmap", "--prompt", "8192", "--ubatch", "2048", "--ctx", "16384")
             self.drive("prompt", experts, "1x1", arm, *options)
 
-    def drop_cache(self) -> None:
-        """Evict the model's pages without privileges."""
-        with self.args.model.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def plain_read(self, cache: str) -> None:
+    def plain_read(self, direct: bool) -> None:
         """The yardstick: every byte once, on eight threads, into nothing."""
-        if cache == "cold":
-            self.drop_cache()
-        fd = os.open(self.args.model, os.O_RDONLY)
+        fd = os.open(self.args.model, os.O_RDONLY | (os.O_DIRECT if direct else 0))
         size = os.fstat(fd).st_size
-        buffers = [bytearray(BLOCK) for _ in range(8)]
+        buffers = [mmap.mmap(-1, BLOCK) for _ in range(8)]  # page aligned, as direct reads want it
 
         def read(worker: int) -> None:
             for offset in range(worker * BLOCK, size, 8 * BLOCK):
@@ -123,7 +118,8 @@ class Bench:
         start = time.perf_counter()
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(read, range(8)))
-        self.record(f"plain-read-{cache}", {"seconds": time.perf_counter() - start, "size_bytes": size})
+        seconds = time.perf_counter() - start
+        self.record("plain-read", {"direct": direct, "seconds": seconds, "size_bytes": size})
         os.close(fd)
 
 

@@ -128,6 +128,24 @@ def test_two_hundred_steps_are_equal_to_the_byte(
     assert others[2].counters["hits"] == others[0].counters["hits"]
 
 
+def test_worker_threads_and_another_context_change_nothing(
+    native_build: NativeBuild, models: Models, tmp_path: Path
+) -> None:
+    """Misses on several threads; and a second context of the same model with a cache of its own, decoding
+    other text in between: neither the logits nor the hits of the first one move."""
+    gguf = models("tiny", "mix")
+    arms = ["slots=0", "slots=12,merge=1", "slots=12,merge=1,spin=50", "slots=12,merge=1,twin=5"]
+    with virtual_gpus(native_build.bin, tmp_path, 2) as endpoints:
+        options = ("--threads", "3", "--repeat", "16")
+        off, *others = run(native_build.bin, gguf, endpoints, tmp_path, "1x40,5x8,32x2", arms, *options)
+    assert off.logits is not None
+    for arm in others:
+        assert arm.logits is not None and arm.logits.tobytes() == off.logits.tobytes()
+        assert arm.counters["hits"] == others[0].counters["hits"] > 0
+        assert arm.counters["cpu_rows"] == arm.counters["misses"] == others[0].counters["misses"]
+        assert arm.counters["capacity"] == 12 * 8
+
+
 def test_a_batch_over_the_limit_takes_the_stock_path(
     native_build: NativeBuild, models: Models, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from expert_cache_runs import model, run, virtual_gpus
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = [pytest.mark.native, pytest.mark.slow, pytest.mark.timeout(600)]
 
 LAYERS, EXPERTS, USED = 8, 32, 4
 STEPS = 500  # per example, and ten examples: five thousand

@@ -14,6 +14,8 @@ from conftest import NativeBuild
 from expert_cache_runs import model
 from native_servers import LlamaServer, VirtualGpu
 
+from flashnext.model.synth import SynthRequest, synthesise
+
 pytestmark = pytest.mark.native
 
 Vgpu = Callable[..., VirtualGpu]
@@ -73,26 +75,34 @@ def test_off_by_default_and_the_same_text_with_it(vgpu: Vgpu, llama_server: Serv
     zero.stop()
 
 
-def test_the_target_owns_the_cache_beside_a_draft_model(
-    vgpu: Vgpu, llama_server: Server, tmp_path: Path
+@pytest.mark.parametrize("kind", ["draft-simple", "draft-mtp"])
+def test_the_target_owns_the_cache_beside_a_draft(
+    kind: str, native_build: NativeBuild, vgpu: Vgpu, tmp_path: Path
 ) -> None:
-    """The draft has experts of its own, on the same device, and decodes first."""
-    draft = model("tiny", tmp_path, seed=7)
-    options = ["--metrics", "--moe-expert-cache", "16", "-md", str(draft), "--spec-type", "draft-simple"]
+    """The draft, a model of its own or the MTP head, has experts too, on the same device."""
+    if kind == "draft-simple":
+        target, draft = model("tiny", tmp_path / "target"), model("tiny", tmp_path / "draft", seed=7)
+    else:
+        request = SynthRequest(kind="tiny", out=tmp_path, mtp="shared")
+        made = synthesise(request, lambda _total: None, lambda _bytes: None)
+        assert made.head is not None
+        target, draft = made.model, made.head
+    options = ["--metrics", "--moe-expert-cache", "16", "-md", str(draft), "--spec-type", kind]
     options += ["-ngld", "99", "--spec-draft-n-max", "3"]
-    server = llama_server(*options, on=(vgpu(),))
-    assert len(markers(server, "attached")) == 1
-    before = metrics(server)
-    answer = server.complete(TOPIC * 2, n_predict=32)
-    after = metrics(server)
+    with LlamaServer(native_build.bin, target, tmp_path, *options, on=(vgpu(),)) as server:
+        assert len(markers(server, "attached")) == 1
+        before = metrics(server)
+        answer = server.complete(TOPIC * 2, n_predict=32)
+        after = metrics(server)
     assert answer["timings"]["draft_n"] > 0
     assert total(before, "capacity_slots") == total(after, "capacity_slots") == 16 * 8
-    lanes = total(after, "hits_total") + total(after, "misses_total")
-    steps = after["fn_expert_cache_steps_total"]
-    # every step of the target is a whole batch of 4 experts in 8 layers; nothing of the draft's is in the sum
-    assert lanes >= steps * 8 * 4
-    assert steps <= answer["timings"]["predicted_n"] + before["fn_expert_cache_steps_total"] + 4
-    server.stop()
+    hits, misses = (total(after, n) - total(before, n) for n in ("hits_total", "misses_total"))
+    steps = after["fn_expert_cache_steps_total"] - before["fn_expert_cache_steps_total"]
+    assert hits > 0
+    # A step is a decode call of the target: a row or more of four experts in each of eight layers. The draft
+    # makes more calls than the target, and none of its lanes are in the sums.
+    assert 0 < steps <= answer["timings"]["predicted_n"] + 4
+    assert steps * 8 * 4 <= hits + misses <= steps * 32 * 8 * 4
 
 
 def refused(server: LlamaServer) -> dict[str, Any]:

@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -33,7 +34,7 @@ struct run_options {
     int32_t  n_threads  = 1;
     int32_t  n_repeat   = 0;   // > 0: the tokens repeat with this period
     uint32_t seed       = 1;
-    bool     use_mmap   = true;
+    llama_load_mode load_mode = LLAMA_LOAD_MODE_MMAP;
     bool     greedy     = false; // batch of one: the next token is the most likely one
     bool     verbose    = false;
     std::vector<std::string> nodes; // names of graph nodes whose values the arms write
@@ -46,6 +47,7 @@ struct run_arm {
     int32_t     n_warm    = 0;  // decode calls before the clock starts
     int32_t     release_at = -1; // decode call before which the slots are released and restored
     int32_t     bypass_at  = -1; // decode call before which the cache is quiesced and resumed
+    int32_t     twin       = 0;  // > 0: another context with so many slots decodes in between
     std::string logits;         // file for the rows of logits
     std::string nodes;          // prefix of the files for --node, one each
     std::map<std::string, std::string> env; // FN_EXPERT_CACHE_* switches of the arm
@@ -83,6 +85,7 @@ static run_arm parse_arm(const std::string & text) {
         else if (key == "warm")       { arm.n_warm     = atoi(value.c_str()); }
         else if (key == "release_at") { arm.release_at = atoi(value.c_str()); }
         else if (key == "bypass_at")  { arm.bypass_at  = atoi(value.c_str()); }
+        else if (key == "twin")       { arm.twin       = atoi(value.c_str()); }
         else if (key == "logits")     { arm.logits     = value; }
         else if (key == "nodes")      { arm.nodes      = value; }
         else if (key == "merge")      { arm.env["FN_EXPERT_CACHE_MERGE"]     = value; }
@@ -118,7 +121,8 @@ static run_options parse_options(int argc, char ** argv) {
         else if (arg == "--threads")  { o.n_threads = std::stoi(value()); }
         else if (arg == "--repeat")   { o.n_repeat  = std::stoi(value()); }
         else if (arg == "--seed")     { o.seed      = (uint32_t) std::stoul(value()); }
-        else if (arg == "--no-mmap")  { o.use_mmap  = false; }
+        else if (arg == "--no-mmap")  { o.load_mode = LLAMA_LOAD_MODE_NONE; }
+        else if (arg == "--dio")      { o.load_mode = LLAMA_LOAD_MODE_DIRECT_IO; }
         else if (arg == "--greedy")   { o.greedy    = true; }
         else if (arg == "--verbose")  { o.verbose   = true; }
         else if (arg == "--node")     { o.nodes.push_back(value()); }
@@ -159,7 +163,7 @@ static llama_model * load_model(const run_options & o) {
     llama_model_params params = llama_model_default_params();
     params.n_gpu_layers    = 99;
     params.use_extra_bufts = false; // repacked experts are not host memory
-    params.load_mode       = o.use_mmap ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
+    params.load_mode       = o.load_mode;
 
     std::vector<llama_model_tensor_buft_override> overrides;
     if (o.experts != "device") {
@@ -326,6 +330,16 @@ static int run_one_arm(const run_options & o, const std::string & text, llama_mo
         fail("cannot make a context");
     }
 
+    llama_context * twin_ctx = nullptr;
+    if (arm.twin > 0) {
+        llama_context_params twin_params = params;
+        twin_params.cb_eval = nullptr;
+        twin_ctx = llama_init_from_model(model, twin_params);
+        if (!twin_ctx || fn_expert_cache_attach(twin_ctx, { arm.twin, arm.n_inserts }) != FN_EXPERT_CACHE_OK) {
+            fail("cannot make the twin");
+        }
+    }
+
     const int32_t attached = fn_expert_cache_attach(ctx, { arm.n_slots, arm.n_inserts });
     if (attached != FN_EXPERT_CACHE_OK) {
         llama_free(ctx);
@@ -342,6 +356,10 @@ static int run_one_arm(const run_options & o, const std::string & text, llama_mo
     }
 
     decoder dec(o, ctx, llama_model_get_vocab(model));
+
+    run_options twin_o = o;
+    twin_o.seed = o.seed + 1;
+    std::unique_ptr<decoder> twin(twin_ctx ? new decoder(twin_o, twin_ctx, llama_model_get_vocab(model)) : nullptr);
 
     const int64_t t_prompt = ggml_time_us();
     for (int32_t left = o.n_prompt; left > 0; left -= o.n_batch) {
@@ -365,6 +383,9 @@ static int run_one_arm(const run_options & o, const std::string & text, llama_mo
                 t_start  = ggml_time_us();
             }
             between_calls(arm, ctx, n_calls);
+            if (twin) {
+                twin->decode(1 + n_calls % 3, true, nullptr);
+            }
             dec.decode(n, true, file);
             n_calls++;
             n_tokens += n;
@@ -388,6 +409,8 @@ static int run_one_arm(const run_options & o, const std::string & text, llama_mo
            stats.capacity, stats.size_bytes, stats.generation, stats.n_devices);
     fflush(stdout);
 
+    twin.reset();
+    llama_free(twin_ctx);
     llama_free(ctx);
     return 0;
 }
