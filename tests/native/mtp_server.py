@@ -14,8 +14,9 @@ from native_servers import LlamaServer, VirtualGpu
 from flashnext.model.synth_tokenizer import tokenizer
 
 MTP = ("--spec-type", "draft-mtp")
-# llama-server leaves out the probabilities of tokens that end inside a character; nothing tells which token the
-# others belong to. Where gaps are compared, every arm is kept to tokens of whole ASCII characters.
+# llama-server leaves out the probabilities of tokens that end inside a character, and
+# nothing tells which token the others belong to. Where gaps are compared, every arm is kept to tokens
+# of whole ASCII characters.
 _ASCII = frozenset(
     i for i, word in enumerate(tokenizer().tokens) if re.fullmatch("[!-~]+", word) and "<" not in word[:-1]
 )
