@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,18 @@ from typing import Any, NamedTuple
 import httpx
 from native_servers import LlamaServer, VirtualGpu
 
+from flashnext.model.synth_tokenizer import tokenizer
+
 MTP = ("--spec-type", "draft-mtp")
+# llama-server leaves out the probabilities of tokens that end inside a character, and
+# nothing tells which token the others belong to. Where gaps are compared, every arm is kept to tokens
+# of whole ASCII characters.
+_ASCII = frozenset(
+    i for i, word in enumerate(tokenizer().tokens) if re.fullmatch("[!-~]+", word) and "<" not in word[:-1]
+)
+WHOLE_CHARACTERS = {
+    "logit_bias": [[i, False] for i in range(len(tokenizer().tokens)) if i not in _ASCII],
+}
 # Verbose enough to say which tensors are loaded where.
 COMMON = ("-tb", "1", "--metrics", "-lv", "4")
 
@@ -41,14 +53,16 @@ class MtpServer(LlamaServer):
         """Exactly n_predict greedy tokens. With `gaps`, the distance of the two best logits at each."""
         fields = {"ignore_eos": True, "return_tokens": True, "cache_prompt": True, **extra}
         if gaps:
-            fields["n_probs"] = 2
+            fields["n_probs"] = 24  # of all tokens; enough for two that are allowed
         if not isinstance(prompt, str):
             prompt = list(prompt)
         data = self.complete(prompt, timeout_s=120.0, n_predict=n_predict, **fields)  # type: ignore[arg-type]
         found: list[float] = []
         for entry in data.get("completion_probabilities", []):
-            first, second = sorted((top["logprob"] for top in entry["top_logprobs"]), reverse=True)[:2]
+            allowed = [top["logprob"] for top in entry["top_logprobs"] if top["id"] in _ASCII]
+            first, second = sorted(allowed, reverse=True)[:2]
             found.append(first - second)
+        assert not gaps or len(found) == len(data["tokens"])
         return Completion(tuple(data["tokens"]), tuple(found), data["timings"])
 
     def leave_after(self, prompt: Sequence[int], n_tokens: int) -> None:

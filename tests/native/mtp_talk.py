@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mtp_server import Completion, MtpServer
+from mtp_server import WHOLE_CHARACTERS, Completion, MtpServer
 
 WORDS = 256  # the byte tokens; no control tokens in prompts
 
@@ -80,7 +80,7 @@ def ask(server: MtpServer, turn: Turn, gaps: bool = False) -> Completion | None:
     if turn.leaves:
         server.leave_after(turn.prompt, 20)
         return None
-    return server.tokens(turn.prompt, turn.n_predict, gaps=gaps)
+    return server.tokens(turn.prompt, turn.n_predict, gaps=gaps, **WHOLE_CHARACTERS)
 
 
 def run(server: MtpServer, turns: Sequence[Turn], gaps: bool = False) -> dict[str, Completion]:

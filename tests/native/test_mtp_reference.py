@@ -117,6 +117,12 @@ def test_sparse_matches_numpy_beyond_2051_tokens(
     assert logits[rows].max() < TOLERANCE
 
 
+def test_trunk_exports_a_row_per_token(native_build: Any, mtp_models: Models) -> None:
+    """Equal to the bit for every way of asking, and not what a later node left in their memory."""
+    said = run_test_program(native_build.bin, "export", mtp_models.trunk())
+    assert "export: 48 rows of 1024" in said
+
+
 def test_borrowed_tensors_compute_what_own_ones_do(
     native_build: Any, mtp_models: Models, tmp_path: Path
 ) -> None:

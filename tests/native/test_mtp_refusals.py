@@ -12,7 +12,7 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from mtp_models import Models
 from mtp_server import MTP, MtpServer
 
-from flashnext.serve import markers
+from flashnext import markers
 
 pytestmark = pytest.mark.native
 

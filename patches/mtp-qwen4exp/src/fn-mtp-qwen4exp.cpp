@@ -224,8 +224,8 @@ fn_graph_mtp_qwen4exp::fn_graph_mtp_qwen4exp(const llama_model & model, const ll
     res_hc = build_hc_combine(res_hc, cur, inject, il);
 
     // the next draft step takes this row as its hidden input
-    res->t_h_nextn = ggml_reshape_2d(ctx0, res_hc, n_embd*hc, n_outputs);
-    cb(res->t_h_nextn, "h_nextn", -1);
+    res->t_h_nextn = res_hc;
+    cb(res_hc, "h_nextn", -1);
 
     cur = build_hc_mix(res_hc, nextn.hc_head_norm, nextn.hc_head_down, nextn.hc_head_up, nullptr, nullptr, -1);
     cb(cur, "result_norm", -1);
@@ -238,7 +238,6 @@ fn_graph_mtp_qwen4exp::fn_graph_mtp_qwen4exp(const llama_model & model, const ll
     cb(cur, "result_output", -1);
     res->t_logits = cur;
 
-    ggml_build_forward_expand(gf, res->t_h_nextn);
     ggml_build_forward_expand(gf, cur);
 }
 
@@ -250,24 +249,30 @@ bool fn_mtp_qwen4exp_keeps_rows(const llama_cparams & cparams) {
     return cparams.embeddings_nextn && !cparams.embeddings_nextn_masked;
 }
 
+bool fn_mtp_qwen4exp_exports(const llama_model & model, const llama_cparams & cparams) {
+    return model.arch == LLM_ARCH_QWEN4EXP && cparams.ctx_type == LLAMA_CONTEXT_TYPE_DEFAULT && cparams.embeddings_nextn;
+}
+
 ggml_tensor * fn_mtp_qwen4exp_export(llm_graph_result * res, ggml_context * ctx0, const llama_cparams & cparams,
         ggml_tensor * res_hc, ggml_tensor * inp_out_ids) {
     if (!cparams.embeddings_nextn) {
         return res_hc;
     }
 
-    const int64_t n_embd = res_hc->ne[0];
-    const int64_t hc     = res_hc->ne[1];
-
-    ggml_tensor * flat = ggml_reshape_2d(ctx0, res_hc, n_embd*hc, res_hc->ne[2]);
-    ggml_set_name(flat, "h_nextn");
-    res->t_h_nextn = flat;
+    // the tensor itself and not a view of it: the allocator keeps what is marked as an output, and would give the memory
+    // behind a view to the nodes that follow
+    res->t_h_nextn = res_hc;
+    ggml_set_name(res_hc, "h_nextn");
 
     if (!fn_mtp_qwen4exp_keeps_rows(cparams) || inp_out_ids == nullptr) {
         return res_hc;
     }
 
-    flat = ggml_get_rows(ctx0, flat, inp_out_ids);
+    const int64_t n_embd = res_hc->ne[0];
+    const int64_t hc     = res_hc->ne[1];
 
-    return ggml_reshape_3d(ctx0, flat, n_embd, hc, flat->ne[1]);
+    ggml_tensor * rows = ggml_reshape_2d(ctx0, res_hc, n_embd*hc, res_hc->ne[2]);
+    rows = ggml_get_rows(ctx0, rows, inp_out_ids);
+
+    return ggml_reshape_3d(ctx0, rows, n_embd, hc, rows->ne[1]);
 }

@@ -23,6 +23,11 @@ std::unique_ptr<llm_graph_context> fn_mtp_qwen4exp_build_graph(const llama_model
 // The driver reads a residual row for every token of the target's batch (unmasked), so the last layer must not drop any.
 bool fn_mtp_qwen4exp_keeps_rows(const llama_cparams & cparams);
 
+// Whether a trunk has begun to export its residual: an output more makes another memory plan. A graph that differs in
+// nothing else would go on with the old one, which gives the residual's memory away; and what the export costs shows at
+// once, not in the middle of the first prompt.
+bool fn_mtp_qwen4exp_exports(const llama_model & model, const llama_cparams & cparams);
+
 // Publishes the trunk's residual [n_embd, hc, n] and, if the rows were kept, crops it to the output rows.
 ggml_tensor * fn_mtp_qwen4exp_export(llm_graph_result * res, ggml_context * ctx0, const llama_cparams & cparams,
         ggml_tensor * res_hc, ggml_tensor * inp_out_ids);

@@ -3,6 +3,7 @@
 //
 //   test-fn-mtp step     TRUNK HEAD N_TOKENS CHUNK QUIET OUT   one MTP pass over N tokens in chunks, dumped to OUT for
 //                        the reference; the first QUIET tokens are decoded without outputs, as a catch-up does
+//   test-fn-mtp export   TRUNK                           the residual rows that the trunk hands to a head
 //   test-fn-mtp rollback TRUNK                           what seq_rm allows, and that it is exact where it does
 //   test-fn-mtp state    TRUNK HEAD                      the draft's memory: trimmed, saved and restored
 //   test-fn-mtp shape    TRUNK SEED N_TOKENS DEPTH FA    how far the batch shape alone moves the logits; FA 0 or 1
@@ -195,6 +196,53 @@ static int mode_step(const char * trunk, const char * head, int n, int chunk, in
     fwrite(residual.data(), sizeof(float),     residual.size(), f);
     fwrite(logits.data(),   sizeof(float),     logits.size(),   f);
     CHECK(fclose(f) == 0);
+
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+// One row per token (unmasked, as the driver asks) must be the rows of the masked export, whose graph has nothing behind
+// them that could take their memory; whichever tokens have outputs, and however the batch is cut.
+static int mode_export(const char * trunk) {
+    auto model = load(trunk, false);
+
+    const int      n      = 48;
+    const int      n_embd = llama_model_n_embd_out(model.get());
+    const tokens_t tokens = random_tokens(n, 200, 6);
+
+    auto run = [&](bool masked, bool all_outputs) {
+        llama_context_ptr ctx(llama_init_from_model(model.get(), context_params(256, 16)));
+        CHECK(ctx);
+        llama_set_embeddings_nextn(ctx.get(), true, masked);
+        rows_t res;
+        for (int i = 0; i < n; i += 16) {
+            common_batch batch(ctx.get());
+            for (int j = i; j < i + 16; ++j) {
+                batch.add(tokens[j], j, 0, all_outputs || j == n - 1);
+            }
+            CHECK(llama_process(ctx.get(), LLAMA_PROCESS_TYPE_DECODE, batch.get()) == 0);
+            for (int j = 0; j < 16; ++j) {
+                const float * row = llama_get_embeddings_nextn_ith(ctx.get(), j);
+                CHECK(row);
+                res.insert(res.end(), row, row + n_embd);
+            }
+        }
+        return res;
+    };
+
+    const rows_t expected = run(true, true);
+    CHECK(expected.size() == (size_t) n*n_embd);
+
+    float largest = 0.0f;
+    for (float x : expected) {
+        largest = std::max(largest, std::fabs(x));
+    }
+    CHECK(largest > 0.1f);
+
+    CHECK(run(false, true)  == expected);
+    CHECK(run(false, false) == expected);
+    printf("export: %d rows of %d, largest value %g\n", n, n_embd, largest);
 
     return 0;
 }
@@ -472,6 +520,9 @@ int main(int argc, char ** argv) {
 
     if (mode == "step" && argc == 8) {
         return mode_step(argv[2], argv[3], atoi(argv[4]), atoi(argv[5]), atoi(argv[6]), argv[7]);
+    }
+    if (mode == "export" && argc == 3) {
+        return mode_export(argv[2]);
     }
     if (mode == "rollback" && argc == 3) {
         return mode_rollback(argv[2]);
