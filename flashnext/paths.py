@@ -32,6 +32,11 @@ def profiles_dir() -> Path:
     return data_root() / "launch" / "profiles"
 
 
+def bench_dir() -> Path:
+    """Data of the bench: scenarios, gates, the frozen key of the quality screen."""
+    return data_root() / "bench"
+
+
 def cache_dir() -> Path:
     """Re-creatable: downloads, work trees with their objects. ``$XDG_CACHE_HOME/flashnext``."""
     return platformdirs.user_cache_path("flashnext")
@@ -66,6 +71,11 @@ def state_dir() -> Path:
 
 def logs_dir() -> Path:
     return state_dir() / "logs"
+
+
+def bench_runs_dir() -> Path:
+    """Where a bench run without ``--out`` keeps its samples and report."""
+    return state_dir() / "bench"
 
 
 def run_dir() -> Path:

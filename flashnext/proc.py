@@ -107,6 +107,14 @@ def run(
     return Done(child.returncode, out, err)
 
 
+def hand_over(argv: Sequence[str | Path], *, cwd: Path) -> int:
+    """Give the terminal to a program of the person's own (their shell) and return its exit code.
+
+    It keeps their environment and stays in our process group, unlike every other child.
+    """
+    return subprocess.call([str(a) for a in argv], cwd=cwd)
+
+
 def die_with_parent() -> None:
     """In a child, before exec: be killed when the parent dies, however it dies (Linux)."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -119,8 +127,11 @@ def start(
     cwd: Path | None = None,
     stdout: int | IO[Any] = subprocess.PIPE,
     stderr: int | IO[Any] = subprocess.STDOUT,
+    pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[str]:
     """Start a long-lived child in its own process group that dies with us. The caller owns and reaps it.
+
+    ``pass_fds`` are open file handles that the child (and its children) inherit, a held lock for instance.
 
     The death signal follows the *thread* that starts the child: start children from a thread that lives on.
     """
@@ -134,8 +145,25 @@ def start(
         text=True,
         errors="replace",
         start_new_session=True,
+        pass_fds=tuple(pass_fds),
         preexec_fn=die_with_parent,
     )
+
+
+def detach(argv: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path, log: Path) -> int:
+    """Start a process that outlives us, in a session of its own, its output in ``log``. Returns its pid."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as stream:
+        child = subprocess.Popen(
+            [str(a) for a in argv],
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return child.pid
 
 
 def kill_group(child: subprocess.Popen[Any], sig: signal.Signals = signal.SIGKILL) -> None:

@@ -24,6 +24,11 @@ VERBS: dict[str, tuple[str, str]] = {
     "model": ("flashnext.cli.model", "Inspect model files and write synthetic ones."),
     "profile": ("flashnext.cli.profile", "List, show and check profiles."),
     "serve": ("flashnext.cli.serve", "Serve a model by a profile."),
+    "status": ("flashnext.cli.status", "Show what is served, and how it is."),
+    "stop": ("flashnext.cli.stop", "Stop a service."),
+    "service": ("flashnext.cli.service", "Run a profile as a systemd service."),
+    "logs": ("flashnext.cli.logs", "Show the log of a service."),
+    "bench": ("flashnext.cli.bench", "Measure arms against each other, report and compare."),
 }
 
 

@@ -1,1 +1,1 @@
-"""Profiles: closed, strict YAML that becomes argv and environment."""
+"""Profiles: strict YAML to a closed model, qualification, and the server's argv and environment."""

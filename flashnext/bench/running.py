@@ -1,0 +1,88 @@
+"""A whole invocation: the folder, its lock, resuming, the header, the plan's run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from flashnext.bench import samples as sample_files
+from flashnext.bench.arms import Arm
+from flashnext.bench.asking import now
+from flashnext.bench.driver import Driver, Options
+from flashnext.bench.gates import Gates
+from flashnext.bench.plan import Plan
+from flashnext.bench.samples import Header, Samples, Writer
+from flashnext.errors import LockedError, SamplesMismatchError
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """One bench per folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise LockedError(f"another bench writes to {folder}") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def existing(folder: Path) -> Samples | None:
+    """The samples of a folder that was begun before, None for a new one."""
+    path = sample_files.file_in(folder)
+    if not path.exists() or not path.stat().st_size:
+        return None
+    found = sample_files.read(path)
+    return found if found.headers else None
+
+
+def check_same(before: Samples, plan: Plan, gates: Gates) -> None:
+    """A run is resumed only with the plan and gates it began with. Raises SamplesMismatchError."""
+    header = before.header
+    wanted = plan.model_dump(mode="json")
+    different = [key for key, value in wanted.items() if header.plan.get(key) != value]
+    if header.gates != gates.model_dump(mode="json"):
+        different.append("gates")
+    if different:
+        raise SamplesMismatchError(
+            "this folder holds a run with another plan", context=[f"different: {', '.join(different)}"]
+        )
+
+
+def run(
+    folder: Path,
+    plan: Plan,
+    gates: Gates,
+    arms: Sequence[Arm],
+    *,
+    command: Sequence[str],
+    facts: Mapping[str, Any],
+    options: Options,
+) -> bool:
+    """Run or resume a plan in ``folder`` (the caller holds its lock). True when every process has run."""
+    before = existing(folder)
+    if before is not None:
+        check_same(before, plan, gates)
+    driver = Driver(plan, {a.name: a for a in arms}, folder, before, options)
+    if before is not None and not driver.left:
+        return True
+    with Writer(sample_files.file_in(folder)) as writer:
+        writer.add(
+            Header(
+                created=now(),
+                command=list(command),
+                profile=plan.profile,
+                seed=plan.seed,
+                plan=plan.model_dump(mode="json"),
+                gates=gates.model_dump(mode="json"),
+                facts=dict(facts),
+            )
+        )
+        return driver.run(writer)

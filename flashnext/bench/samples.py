@@ -1,0 +1,224 @@
+"""samples.jsonl: everything a run observed, append-only, one JSON object a line.
+
+Rows, by ``type``:
+
+- ``header``   first line of every invocation: what was asked, the frozen plan and gates, facts of the host;
+- ``process``  a server process became ready: arm, place in the order, pid, environment check, build;
+- ``request``  one request: the server's raw timings, the client's clock, the answer;
+- ``end``      that process ended in order: counts of its markers, what was wrong.
+
+Requests count only when their process has its ``end``: a process that was cut off leaves rows that are never
+read, and the run that resumes does that process again from the start under the next attempt number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from flashnext.artefacts import Artefact
+from flashnext.errors import SamplesUnreadableError
+
+NAME = "samples.jsonl"
+SCHEMA = 1
+
+
+class Header(Artefact):
+    """One invocation of the bench. ``plan`` and ``gates`` are the frozen data of the run, as JSON."""
+
+    type: Literal["header"] = "header"
+    schema_version: int = SCHEMA
+    created: str
+    command: list[str]
+    profile: str
+    seed: int
+    plan: dict[str, Any]
+    gates: dict[str, Any]
+    facts: dict[str, Any]
+
+
+class Process(Artefact):
+    """A server process at the moment it became ready. ``process`` is ``<index>.<attempt>``."""
+
+    type: Literal["process"] = "process"
+    process: str
+    index: int
+    attempt: int
+    arm: str
+    block: int
+    half: int
+    place: int = Field(description="position among all processes of the run: the order in time")
+    pid: int | None
+    started: str
+    ready_s: float = Field(description="seconds from start to ready")
+    argv: tuple[str, ...] = ()
+    environment: dict[str, str] = Field(
+        default_factory=dict, description="LLAMA_*, GGML_* and CUDA_* of the process itself, read from /proc"
+    )
+    facts: dict[str, Any] = Field(default_factory=dict)
+
+
+class Request(Artefact):
+    """One request. ``item`` is the same in every arm, so that answers can be matched."""
+
+    type: Literal["request"] = "request"
+    process: str
+    scenario: str
+    cell: str
+    item: str
+    depth: int
+    seed: int
+    started: str
+    wall_ms: float
+    ttft_ms: float | None = None
+    timings: dict[str, Any] = Field(default_factory=dict, description="as llama-server sent them, untouched")
+    text: str = ""
+    top: list[tuple[int, float]] = Field(
+        default_factory=list, description="token id and log probability of the first token's most likely"
+    )
+    correct: bool | None = None
+    memory: list[tuple[float, list[int]]] = Field(
+        default_factory=list, description="ms since the request began, bytes in use on each device"
+    )
+    cancelled: bool = False
+    error: str | None = None
+
+
+class End(Artefact):
+    """How a process ended. ``problems`` is empty for a run that may be believed."""
+
+    type: Literal["end"] = "end"
+    process: str
+    ended: str
+    requests: int
+    prompts: int = Field(description="requests whose prompt the server worked on")
+    begins: int
+    ends: int
+    used_bytes: list[int] = Field(default_factory=list, description="on each device, at the end")
+    problems: tuple[str, ...] = ()
+    transitions: list[dict[str, Any]] = Field(
+        default_factory=list, description="payloads of the phase markers"
+    )
+
+
+Row = Header | Process | Request | End
+_ROW: TypeAdapter[Row] = TypeAdapter(Row)
+
+
+class Samples:
+    """What a samples file says: complete processes only (see the module's text)."""
+
+    def __init__(self, rows: Iterable[Row], torn: int = 0) -> None:
+        self.headers: list[Header] = []
+        self.torn = torn
+        started: dict[str, Process] = {}
+        requests: dict[str, list[Request]] = {}
+        ends: dict[str, End] = {}
+        for row in rows:
+            if isinstance(row, Header):
+                self.headers.append(row)
+            elif isinstance(row, Process):
+                started[row.process] = row
+            elif isinstance(row, Request):
+                requests.setdefault(row.process, []).append(row)
+            else:
+                ends.setdefault(row.process, row)
+        # of two complete attempts at one index (two writers) the first counts
+        chosen: dict[int, str] = {}
+        for name, process in started.items():
+            if name in ends:
+                chosen.setdefault(process.index, name)
+        self.processes = [started[name] for _, name in sorted(chosen.items())]
+        self.requests = [r for p in self.processes for r in requests.get(p.process, [])]
+        self.ends = {p.process: ends[p.process] for p in self.processes}
+        self.unfinished = len(started) - len(self.processes)
+        self.attempts = {p.index: 0 for p in started.values()}
+        for process in started.values():
+            self.attempts[process.index] = max(self.attempts[process.index], process.attempt)
+
+    @property
+    def header(self) -> Header:
+        if not self.headers:
+            raise SamplesUnreadableError("the samples have no header line")
+        return self.headers[0]
+
+    @property
+    def done(self) -> set[int]:
+        """Indexes of the processes that need not be run again."""
+        return {p.index for p in self.processes}
+
+
+def file_in(folder: Path) -> Path:
+    return folder / NAME
+
+
+def read(path: Path) -> Samples:
+    """Read samples. A torn line (its writer was killed) is counted; any other line must be a row."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise SamplesUnreadableError(f"cannot read {path}", context=[str(error)]) from error
+    rows: list[Row] = []
+    torn = 0
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            data = json.loads(line)
+        except ValueError:
+            torn += 1  # the next writer began on a new line
+            continue
+        try:
+            rows.append(_ROW.validate_python(data))
+        except ValidationError as error:
+            raise SamplesUnreadableError(
+                f"{path}:{number} is not a row of samples", context=str(error).splitlines()[:6]
+            ) from error
+    return Samples(rows, torn)
+
+
+class Writer:
+    """Appends rows; a row is on the disk when ``add`` returns. One writer at a time (the caller locks)."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        if _ends_in_mid_line(path):
+            os.write(self._handle, b"\n")
+
+    def add(self, row: Row) -> None:
+        data = row.model_dump_json(exclude_defaults=False).encode() + b"\n"
+        if os.write(self._handle, data) != len(data):
+            raise OSError("the row was not written whole: is the disk full?")
+        os.fsync(self._handle)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._handle)
+
+
+def _ends_in_mid_line(path: Path) -> bool:
+    size = path.stat().st_size
+    if not size:
+        return False
+    with path.open("rb") as stream:
+        stream.seek(size - 1)
+        return stream.read(1) != b"\n"
+
+
+def by_process(requests: Iterable[Request]) -> Iterator[tuple[str, list[Request]]]:
+    """Requests grouped by process, in order of appearance."""
+    groups: dict[str, list[Request]] = {}
+    for request in requests:
+        groups.setdefault(request.process, []).append(request)
+    yield from groups.items()

@@ -1,0 +1,71 @@
+"""`flashnext service`: the systemd unit of a profile."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flashnext.console import print_data, say
+from flashnext.errors import ServiceFolderError
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a profile as a systemd service.")
+Name = Annotated[str, typer.Option("--profile", metavar="NAME", help="A shipped profile, or a .yaml file.")]
+User = Annotated[bool, typer.Option("--user", help="For this user's own service manager, without root.")]
+_SYSTEM = Path("/etc/systemd/system")
+
+
+@app.command()
+def show(profile: Name, user: User = False) -> None:
+    """Print the unit."""
+    print_data(_unit(profile, user=user)[1].rstrip())
+
+
+@app.command()
+def install(profile: Name, user: User = False) -> None:
+    """Write the unit, and say what to do next. Starts nothing."""
+    file, text = _unit(profile, user=user)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ServiceFolderError(f"cannot write {file}: {error.strerror}") from None
+    manager = "systemctl --user" if user else "systemctl"
+    print_data(str(file))
+    say(f"next: {manager} daemon-reload && {manager} enable --now {file.name}")
+
+
+@app.command()
+def uninstall(profile: Name, user: User = False) -> None:
+    """Remove the unit's file. A running service goes on until it is stopped."""
+    file, _ = _unit(profile, user=user)
+    manager = "systemctl --user" if user else "systemctl"
+    try:
+        file.unlink()
+    except FileNotFoundError:
+        say(f"there is no {file}")
+        return
+    except OSError as error:
+        raise ServiceFolderError(f"cannot remove {file}: {error.strerror}") from None
+    print_data(f"removed {file}")
+    say(f"next: {manager} disable --now {file.name}; {manager} daemon-reload")
+
+
+def _unit(profile: str, *, user: bool) -> tuple[Path, str]:
+    from flashnext import paths
+    from flashnext.profile.load import load
+    from flashnext.serve import unit
+
+    loaded = load(profile)
+    command = [str(Path(sys.argv[0]).absolute()), "serve", "--profile"]
+    command.append(loaded.profile.name if profile == loaded.profile.name else str(loaded.file.absolute()))
+    writable = [paths.share_dir(), paths.cache_dir(), paths.state_dir()]
+    account = None if user else os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    folder = config / "systemd/user" if user else _SYSTEM
+    text = unit.render(loaded.profile, command, writable=writable, account=account)
+    return folder / unit.name(loaded.profile), text

@@ -1,0 +1,70 @@
+"""`flashnext status`: what is served, and how it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flashnext.console import print_data, print_json, say
+
+if TYPE_CHECKING:
+    from flashnext.services import Service
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def status(
+    port: Annotated[int | None, typer.Option(help="Only the service on this port.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Ended ones, too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Show what is served, or how the last service ended. Exit code 0 when one is ready, else 8."""
+    from flashnext import services
+
+    found = [s for s in services.every() if port in (None, s.port)]
+    if not every:
+        alive = [s for s in found if s.supervisor.alive]
+        found = alive or sorted(found, key=lambda s: s.started)[-1:]
+    live = {s.port: s.supervisor.alive for s in found}
+    if as_json:
+        print_json([{**s.model_dump(mode="json"), "alive": live[s.port]} for s in found])
+    elif not found:
+        say("nothing is served, and nothing was")
+    else:
+        for service in found:
+            _show(service, alive=live[service.port])
+    if not any(live[s.port] and s.state == "ready" for s in found):
+        raise typer.Exit(8)
+
+
+def _show(service: Service, *, alive: bool) -> None:
+    state = service.state if alive or service.state in ("stopped", "fatal") else f"{service.state} (killed)"
+    mark = "" if service.kind == "qualified" else f" [{service.kind}]"
+    print_data(f"{service.profile}{mark}  {state}  {service.url}  {service.reason}")
+    if not alive:
+        return
+    print_data(f"  pid {service.supervisor.pid}, since {service.started:%Y-%m-%d %H:%M:%S} UTC")
+    print_data(f"  build {service.build[:12]}, restarts {service.restarts}, {_activity(service)}")
+    devices = {device["name"]: device for device in service.devices}
+    for child in service.children:
+        memory = devices.get(child.name)
+        print_data(f"  {child.name}: pid {child.pid}{_memory(memory) if memory else ''}")
+    for line in (*service.warnings, *service.deviations):
+        print_data(f"  warning: {line}")
+    print_data(f"  log {service.log}")
+
+
+def _activity(service: Service) -> str:
+    counters = service.counters
+    if not counters.get("busy"):
+        return "idle"
+    if counters.get("written"):
+        return f"writing, {counters['written']:.0f} tokens so far"
+    return f"reading the prompt, {counters.get('read', 0):.0f} tokens so far"
+
+
+def _memory(device: dict[str, int | str]) -> str:
+    used, total = (int(device.get(key, 0)) / 1024**2 for key in ("allocated_bytes", "memory_bytes"))
+    return f", {used:,.0f} of {total:,.0f} MiB in use"

@@ -1,0 +1,226 @@
+"""Asks the server, from a thread of its own: is it up, does it write sane text, does it still move?
+
+It owns no state and decides nothing: each answer goes to the supervisor as an event.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flashnext.loopback import Reply, UnreachableError, ask_line, request
+from flashnext.serve import sanity
+
+# Two different prompts, since one report's server died on its second request; the third is as long as a
+# verify batch. Sampling is on: broken logits repeat at any temperature, random weights only without it.
+CHECKS: tuple[tuple[str, str | list[int]], ...] = (
+    ("first", "The capital of France is"),
+    ("second", "A haiku about winter:\n"),
+    ("verify-shape", [1, 2, 3, 4]),
+)
+CHECK_TOKENS = 24
+_EVERY_HEALTH_S = 0.1
+_EVERY_SLOTS_S = 1.0
+_DEVICES_EVERY = 5  # rounds of slots
+_DEVICE_KEYS = ("memory_bytes", "allocated_bytes", "peak_bytes", "refusals")
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """The server has loaded its model."""
+
+
+@dataclass(frozen=True)
+class CheckPassed:
+    """All ready checks (or one later text check) gave sane text."""
+
+    what: str
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class CheckFailed:
+    """A completion came back wrong (``insane``: degenerate text) or not at all."""
+
+    what: str
+    reason: str
+    insane: bool
+
+
+@dataclass(frozen=True)
+class Slots:
+    """What the server is doing. ``mark`` changes whenever a token was read or written."""
+
+    busy: bool
+    mark: tuple[Any, ...]
+    read: int
+    to_read: int
+    written: int
+
+
+@dataclass(frozen=True)
+class Silent:
+    """The server did not answer a question about its slots in time."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Memory of the virtual GPUs, from their own books: name, memory_bytes, allocated_bytes, peak_bytes."""
+
+    devices: tuple[dict[str, int | str], ...]
+
+
+Answer = Devices | Healthy | CheckPassed | CheckFailed | Slots | Silent
+
+
+class Prober:
+    """One thread per launch of the server. ``stop`` returns at once; late answers are the caller's."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        post: Callable[[Answer], None],
+        *,
+        key: str | None,
+        check_limit_s: float,
+        text_check_s: float,
+        controls: tuple[tuple[str, int], ...] = (),
+    ) -> None:
+        self._controls = controls
+        self._address = address
+        self._post = post
+        self._key = key
+        self._check_limit_s = check_limit_s
+        self._text_check_s = text_check_s
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name="prober", daemon=True).start()
+
+    def stop(self) -> None:
+        self._over.set()
+
+    def _run(self) -> None:
+        if not self._until_healthy():
+            return
+        self._post(Healthy())
+        speed = 0.0
+        for name, prompt in CHECKS:
+            result = self._check(name, prompt)
+            if self._over.is_set():
+                return
+            if isinstance(result, CheckFailed):
+                self._post(result)
+                return
+            speed = max(speed, result.tokens_per_second)
+        self._post_devices()
+        self._post(CheckPassed("ready", speed))
+        self._watch()
+
+    def _until_healthy(self) -> bool:
+        while not self._over.wait(_EVERY_HEALTH_S):
+            try:
+                if request(self._address, "/health", timeout_s=2.0).status == 200:
+                    return True
+            except UnreachableError:
+                continue
+        return False
+
+    def _watch(self) -> None:
+        last_check = time.monotonic()
+        last_busy = time.monotonic()
+        rounds = 0
+        while not self._over.wait(_EVERY_SLOTS_S):
+            rounds += 1
+            if rounds % _DEVICES_EVERY == 0:
+                self._post_devices()
+            answer = self._slots()
+            self._post(answer)
+            now = time.monotonic()
+            if not isinstance(answer, Slots) or answer.busy:
+                last_busy = now
+            due = self._text_check_s and now - last_check >= self._text_check_s
+            if due and now - last_busy >= min(5.0, self._text_check_s):
+                self._post(self._check("text", CHECKS[0][1]))
+                last_check = time.monotonic()
+
+    def _post_devices(self) -> None:
+        found = []
+        for index, address in enumerate(self._controls):
+            try:
+                stats = ask_line(address, "stats")
+            except UnreachableError:
+                continue
+            device: dict[str, int | str] = {key: _number(stats.get(key)) for key in _DEVICE_KEYS}
+            found.append({**device, "name": f"vgpu{index}"})
+        if found:
+            self._post(Devices(tuple(found)))
+
+    def _slots(self) -> Slots | Silent:
+        try:
+            reply = request(self._address, "/slots", key=self._key, timeout_s=10.0)
+        except UnreachableError as error:
+            return Silent(str(error))
+        if reply.status != 200 or not isinstance(reply.data, list):
+            return Silent(f"/slots: {reply.status}")
+        return read_slots(reply.data)
+
+    def _check(self, name: str, prompt: str | list[int]) -> CheckPassed | CheckFailed:
+        body = {
+            "prompt": prompt,
+            "n_predict": CHECK_TOKENS,
+            "seed": 1,
+            "temperature": 1.0,
+            "ignore_eos": True,
+            "return_tokens": True,
+        }
+        try:
+            reply = request(
+                self._address, "/completion", body=body, key=self._key, timeout_s=self._check_limit_s
+            )
+        except UnreachableError as error:
+            return CheckFailed(name, f"no answer to a completion: {error}", insane=False)
+        return judge(name, reply)
+
+
+def judge(name: str, reply: Reply) -> CheckPassed | CheckFailed:
+    """What one completion says about the server."""
+    data = reply.data
+    if reply.status != 200 or not isinstance(data, dict):
+        return CheckFailed(
+            name, f"a completion was answered with {reply.status}: {reply.text[:200]}", insane=False
+        )
+    tokens = data.get("tokens")
+    tokens = [t for t in tokens if isinstance(t, int)] if isinstance(tokens, list) else []
+    why = sanity.degenerate(str(data.get("content", "")), tokens)
+    if why is not None:
+        return CheckFailed(name, f"degenerate text: {why}", insane=True)
+    timings = data.get("timings")
+    speed = timings.get("predicted_per_second", 0.0) if isinstance(timings, dict) else 0.0
+    return CheckPassed(name, float(speed) if isinstance(speed, int | float) else 0.0)
+
+
+def read_slots(slots: list[Any]) -> Slots:
+    """Condense ``/slots``; unknown or missing fields count as zero."""
+    busy, mark, read, to_read, written = False, [], 0, 0, 0
+    for slot in slots:
+        if not isinstance(slot, dict):
+            continue
+        done = _number(slot.get("n_prompt_tokens_processed")) + _number(slot.get("n_prompt_tokens_cache"))
+        nexts = slot.get("next_token")
+        first = nexts[0] if isinstance(nexts, list) and nexts else nexts
+        made = _number(first.get("n_decoded")) if isinstance(first, dict) else 0
+        mark += [slot.get("id_task"), done, made]
+        if slot.get("is_processing"):
+            busy = True
+            read += done
+            to_read += _number(slot.get("n_prompt_tokens"))
+            written += made
+    return Slots(busy, tuple(mark), read, to_read, written)
+
+
+def _number(value: Any) -> int:
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0

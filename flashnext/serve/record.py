@@ -1,0 +1,106 @@
+"""The service's record while it runs: state.json, written on every change and at most every two seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+from flashnext import services
+from flashnext.artefacts import write_json
+from flashnext.serve.logfile import LogFile
+from flashnext.serve.plan import Plan
+from flashnext.serve.prober import Slots
+from flashnext.serve.states import State
+from flashnext.services import Process, Service, Transition
+
+_EVERY_S = 2.0
+_KEEP = 50
+
+
+class Recorder:
+    """Holds the current record. Called from the supervisor's thread alone."""
+
+    def __init__(self, plan: Plan, log: LogFile) -> None:
+        profile = plan.loaded.profile
+        self._log = log
+        self._file = services.state_file(plan.place.port)
+        self._written = 0.0
+        self._dirty = False
+        self.service = Service(
+            profile=profile.name,
+            kind=profile.kind,
+            profile_file=str(plan.loaded.file),
+            port=plan.place.port,
+            url=plan.url,
+            state=State.STOPPED,
+            reason="",
+            started=services.now(),
+            supervisor=services.this_process(),
+            build=plan.build_key,
+            features=plan.build_features,
+            model=plan.place.model,
+            head=plan.place.head,
+            deviations=tuple(f"{plan.loaded.place(d.path)}: {d.text()}" for d in plan.loaded.deviations),
+            warnings=plan.warnings,
+            log=str(plan.log),
+        )
+
+    @property
+    def children(self) -> tuple[Process, ...]:
+        return self.service.children
+
+    def transition(self, state: State, reason: str) -> None:
+        entry = Transition(at=services.now(), state=state, reason=reason)
+        history = (*self.service.transitions, entry)[-_KEEP:]
+        last = tuple(self._log.tail()) if state in (State.FATAL, State.BACKOFF) else self.service.last_lines
+        self.update(state=str(state), reason=reason, transitions=history, last_lines=last)
+
+    def update(self, **values: Any) -> None:
+        """Change fields and write."""
+        self.service = self.service.model_copy(update=values)
+        self._write()
+
+    def count(self, name: str) -> None:
+        counters = dict(self.service.counters)
+        counters[name] = counters.get(name, 0) + 1
+        self._later(counters)
+
+    def gauge(self, name: str, value: float) -> None:
+        self._later({**self.service.counters, name: value})
+
+    def activity(self, slots: Slots) -> None:
+        """What the server is doing now: reading the prompt at n of m, or writing."""
+        now = {
+            "busy": int(slots.busy),
+            "read": slots.read,
+            "to_read": slots.to_read,
+            "written": slots.written,
+        }
+        if any(self.service.counters.get(name) != value for name, value in now.items()):
+            self._later({**self.service.counters, **now})
+        elif self._dirty and time.monotonic() - self._written >= _EVERY_S:
+            self._write()
+
+    def warn(self, text: str, *, key: str = "") -> None:
+        """Show a warning; a later one that begins with the same ``key`` takes its place."""
+        if text not in self.service.warnings:
+            kept = tuple(w for w in self.service.warnings if not key or not w.startswith(key))
+            self.update(warnings=(*kept, text))
+
+    def end(self) -> None:
+        """The last word; the record stays for `flashnext status`."""
+        self.update(children=())
+
+    def _later(self, counters: dict[str, int | float]) -> None:
+        self.service = self.service.model_copy(update={"counters": counters})
+        self._dirty = True
+        if time.monotonic() - self._written >= _EVERY_S:
+            self._write()
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        self._dirty = False
+        # a full disk must not end a server that works
+        with contextlib.suppress(OSError):
+            write_json(self._file, self.service)

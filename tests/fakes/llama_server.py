@@ -1,0 +1,183 @@
+"""A llama-server whose behaviour a test steers, for failures that no real one shows on demand.
+
+Started as ``llama_server.py ROLE FOLDER [the real flags...]`` by a small script that poses as the binary.
+ROLE is ``server`` or ``vgpu``. FOLDER/fake.json holds one behaviour, or a list of them: one per launch, the
+last for all further ones. FOLDER/launches-ROLE.jsonl gets argv, environment, pid and time of each launch.
+
+Keys of a behaviour, all optional:
+  load_s, load_line_every_s      how long /health says 503, and a log line meanwhile
+  lines [[after_s, text]]        log lines
+  exit_now, exit_after_s         end at once ("argument": as for a bad flag), or later
+  exit_code, signal              how it ends
+  at_request, hang               end (or hang) when the n-th completion arrives
+  hang_all_after                 that completion and all after it get no answer
+  ignore_term, busy, spam_mb     no end by TERM; slots that never move; so much log
+  text, text_after [n, text]     what completions say, and what they say after the n-th
+  error_500                      every completion fails with this message
+  stamp, help_without            --version's stamp line; flags that --help does not know
+  vgpu_silent                    a virtual GPU that announces no port
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+ROLE, FOLDER, ARGV = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+SANE = "It was a quiet morning, and the harbour smelled of tar and oranges."
+HELP = Path(__file__).with_name("llama_server_help.txt")
+
+
+def behaviour() -> dict[str, Any]:
+    log = FOLDER / f"launches-{ROLE}.jsonl"
+    count = len(log.read_text().splitlines()) if log.exists() else 0
+    entry = {"argv": ARGV, "env": dict(os.environ), "pid": os.getpid(), "time": time.time()}
+    with log.open("a") as stream:
+        stream.write(json.dumps(entry) + "\n")
+    plan = json.loads((FOLDER / "fake.json").read_text())
+    return plan[min(count, len(plan) - 1)] if isinstance(plan, list) else plan
+
+
+def out(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def die(do: dict[str, Any]) -> None:
+    if "signal" in do:
+        os.kill(os.getpid(), do["signal"])
+        time.sleep(1)
+    os._exit(do.get("exit_code", 1))
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int], do: dict[str, Any]) -> None:
+        super().__init__(address, Handler)
+        self.do = do
+        self.ready_at = time.monotonic() + do.get("load_s", 0)
+        self.completions = 0
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def answer(self, status: int, value: Any) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        do = self.server.do
+        loaded = time.monotonic() >= self.server.ready_at
+        if self.path == "/health":
+            self.answer(200 if loaded else 503, {"status": "ok" if loaded else "loading"})
+        elif self.path == "/slots":
+            busy = bool(do.get("busy"))
+            slot = {"id": 0, "id_task": 1, "is_processing": busy, "n_prompt_tokens_processed": 7}
+            self.answer(200, [slot])
+        else:
+            self.answer(404, {})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        do = self.server.do
+        self.server.completions += 1
+        count = self.server.completions
+        if count == do.get("at_request"):
+            if do.get("hang"):
+                time.sleep(3600)
+            die(do)
+        if "hang_all_after" in do and count >= do["hang_all_after"]:
+            time.sleep(3600)
+        if "error_500" in do:
+            self.answer(500, {"error": {"message": do["error_500"]}})
+            return
+        text = do.get("text", SANE)
+        if "text_after" in do and count > do["text_after"][0]:
+            text = do["text_after"][1]
+        self.answer(200, {"content": text, "timings": {"predicted_per_second": 42.0}})
+
+
+def serve_model() -> None:
+    if "--version" in ARGV:
+        do = json.loads((FOLDER / "fake.json").read_text())
+        do = do[0] if isinstance(do, list) else do
+        out("version: 0.0.0-fake")
+        stamp = do.get("stamp", (FOLDER / "stamp.txt").read_text())
+        if stamp:
+            print(stamp, file=sys.stderr)
+        return
+    if "--help" in ARGV:
+        do = json.loads((FOLDER / "fake.json").read_text())
+        do = do[0] if isinstance(do, list) else do
+        text = HELP.read_text()
+        for flag in do.get("help_without", []):
+            text = text.replace(flag, "--renamed")
+        out(text)
+        return
+    do = behaviour()
+    if do.get("ignore_term"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if do.get("exit_now"):
+        out(
+            "error: invalid argument: --something"
+            if do["exit_now"] == "argument"
+            else "the model cannot be read"
+        )
+        die(do)
+    for after, text in do.get("lines", []):
+        threading.Timer(after, out, (text,)).start()
+    if "exit_after_s" in do:
+        threading.Timer(do["exit_after_s"], die, (do,)).start()
+    if "load_line_every_s" in do:
+        threading.Thread(target=tick, args=(do,), daemon=True).start()
+    if "spam_mb" in do:
+        threading.Thread(target=spam, args=(do["spam_mb"],), daemon=True).start()
+    port = int(ARGV[ARGV.index("--port") + 1])
+    Server(("127.0.0.1", port), do).serve_forever()
+
+
+def tick(do: dict[str, Any]) -> None:
+    end = time.monotonic() + do.get("load_s", 0)
+    while time.monotonic() < end:
+        out("loading ...")
+        time.sleep(do["load_line_every_s"])
+
+
+def spam(megabytes: int) -> None:
+    block = ("x" * 127 + "\n") * 8192
+    for _ in range(megabytes):
+        sys.stdout.write(block)
+    sys.stdout.write("the last line of the spam\n")
+    sys.stdout.flush()
+
+
+def serve_vgpu() -> None:
+    do = behaviour()
+    port = 50000 + os.getpid() % 1000
+    if not do.get("vgpu_silent"):
+        out("fn:vgpu:listening " + json.dumps({"host": "127.0.0.1", "port": port}))
+    threading.Event().wait()
+
+
+if ROLE == "server":
+    serve_model()
+else:
+    serve_vgpu()

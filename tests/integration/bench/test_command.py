@@ -1,0 +1,111 @@
+"""`flashnext bench` from the outside: plan, run, exit codes, a service in the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FAKE = Path(__file__).parents[2] / "fakes" / "bench_server.py"
+
+
+class Shell:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(root),
+            "XDG_STATE_HOME": str(root / "state"),
+            "XDG_DATA_HOME": str(root / "data"),
+            "XDG_CACHE_HOME": str(root / "cache"),
+        }
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "flashnext", "bench", *words]
+        return subprocess.run(argv, env=self.env, cwd=self.root, capture_output=True, text=True, timeout=120)
+
+    def arm(self, name: str, **config: Any) -> str:
+        path = self.root / f"{name}.json"
+        path.write_text(json.dumps({"noise": 0.002, "state": str(self.root), **config}))
+        return f"--server-command={name}={sys.executable} {FAKE} {path} {{port}}"
+
+    def gates(self, *entries: dict[str, Any]) -> str:
+        path = self.root / "gates.yaml"
+        path.write_text(json.dumps({"profiles": {"default": entries}}))
+        return f"--gates={path}"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
+
+
+DECODE = {"kind": "ratio", "id": "decode", "scenario": "decode", "metric": "decode_tps", "cells": "each"}
+
+
+def test_the_plan_starts_nothing(bench: Shell) -> None:
+    done = bench("all", "--profile", "demo", "--plan")
+    assert done.returncode == 0, done.stderr
+    assert "decode: Writing after a prompt" in done.stdout
+    assert "gate processes (checks)" in done.stdout
+    assert not list(bench.root.rglob("samples.jsonl"))
+    data = json.loads(bench("decode", "--plan", "--json").stdout)
+    assert [s["id"] for s in data["scenarios"]] == ["decode"]
+
+
+def test_exit_codes_of_a_pass_a_failure_and_too_little_data(bench: Shell) -> None:
+    gates = bench.gates({**DECODE, "at_least": 0.97}, {"kind": "checks", "id": "processes"})
+    slow = bench("decode", bench.arm("control"), bench.arm("candidate", decode_tps=90), gates, "--out=slow")
+    assert slow.returncode == 9, slow.stderr
+    assert "error[gate-failed]" in slow.stderr and "decode [256/s0]" in slow.stderr
+    few = bench("decode", bench.arm("control"), bench.arm("candidate"), gates, "--out=few", "--processes=2")
+    assert few.returncode == 10, few.stderr
+    assert "error[inconclusive]" in few.stderr
+    same = bench("decode", bench.arm("control"), bench.arm("candidate"), gates, "--out=same", "--json")
+    assert same.returncode == 0, same.stderr
+    assert json.loads(same.stdout)["outcome"] == "passed"
+    report = (bench.root / "same" / "report.md").read_text()
+    assert "no difference" in report and "| host.cpu |" in report
+    again = bench("report", "same")
+    assert again.returncode == 0 and again.stdout.strip().endswith("report.html")
+
+
+def test_a_time_limit_is_inconclusive_and_the_same_command_goes_on(bench: Shell) -> None:
+    words = ["decode", bench.arm("control"), bench.arm("candidate"), "--out=out", "--processes=2"]
+    gates = bench.gates({"kind": "checks", "id": "processes"})
+    first = bench(*words, gates, "--max-minutes=0")
+    assert first.returncode == 10 and "goes on where it stopped" in first.stderr
+    second = bench(*words, gates)
+    assert second.returncode == 0, second.stderr
+
+
+def test_a_live_service_is_in_the_way(bench: Shell) -> None:
+    record = bench.root / "state/flashnext/serve/8080/state.json"
+    record.parent.mkdir(parents=True)
+    import psutil
+
+    me = {"name": "flashnext", "pid": os.getpid(), "started": psutil.Process().create_time()}
+    record.write_text(
+        json.dumps(
+            {
+                "profile": "demo", "kind": "demo", "profile_file": "x", "port": 8080, "url": "http://x",
+                "state": "ready", "reason": "", "started": "2026-01-01T00:00:00Z", "supervisor": me,
+            }
+        )
+    )  # fmt: skip
+    done = bench("decode", bench.arm("control"), "--out=out", "--processes=2")
+    assert done.returncode == 11
+    assert "error[gpu-busy]" in done.stderr and str(os.getpid()) in done.stderr
+
+
+def test_usage_errors_come_before_anything_starts(bench: Shell) -> None:
+    assert bench("decode", "--processes=3", bench.arm("control")).returncode == 2
+    assert bench("decode", "--vram-limit=lots").returncode == 2
+    assert bench("decode", "--arm=fastest").returncode == 2
+    assert bench("decode", "--build=abc").returncode == 2
+    assert not list(bench.root.rglob("samples.jsonl"))

@@ -1,0 +1,120 @@
+"""Arms from profiles and from commands."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flashnext.bench import checks
+from flashnext.bench.arms import Arm, from_commands, from_profile
+from flashnext.errors import ArmUnknownError
+from flashnext.profile.load import load
+
+
+def test_the_qualified_profile_gives_arms_that_load_again(tmp_path: Path) -> None:
+    names = ["candidate", "control", "bypass", "vanilla", "without:expert-cache", "without:topk"]
+    made = from_profile("2x3090", names, tmp_path, builds={"without:topk": "abc"})
+    assert made.context == 261888
+    profiles = {a.name: load(str(a.profile)).profile for a in made.arms}
+    assert profiles["candidate"] == load("2x3090").profile
+    assert profiles["control"].phase_prefill is None and profiles["control"].expert_cache is not None
+    assert profiles["bypass"].phase_prefill.mode == "bypass"  # type: ignore[union-attr]
+    vanilla = profiles["vanilla"]
+    assert (vanilla.expert_cache, vanilla.mtp, vanilla.phase_prefill) == (None, None, None)
+    assert not vanilla.load.pin_host and {r.memory for r in vanilla.placement} == {"host"}
+    assert profiles["without:expert-cache"].expert_cache is None
+    assert profiles["without:expert-cache"].phase_prefill is None
+    assert profiles["without:topk"].phase_prefill is not None
+    assert {a.name: a.build for a in made.arms}["without:topk"] == "abc"
+    assert all(p.kind == "experimental" for n, p in profiles.items() if n != "candidate")
+
+
+def test_what_an_arm_must_look_like_from_outside(tmp_path: Path) -> None:
+    made = from_profile("2x3090", ["control", "candidate"], tmp_path)
+    control, candidate = made.arms
+    assert candidate.environment["LLAMA_PHASE_PREFILL_UBATCH"] == "2048"
+    assert not any(name.startswith("LLAMA_PHASE") for name in control.environment)
+    assert (control.min_tokens, candidate.min_tokens) == (None, 2048)
+    assert (control.facts["prefill_micro_batch"], candidate.facts["prefill_micro_batch"]) == (512, 2048)
+    assert made.remarks == ()
+
+
+def test_a_profile_without_the_transaction_is_called_a_comparison_with_itself(tmp_path: Path) -> None:
+    text = Path(load("demo").file).read_text()
+    data = {k: v for k, v in yaml.safe_load(text).items() if k != "phase_prefill"}
+    path = tmp_path / "plain.yaml"
+    path.write_text(yaml.safe_dump(data))
+    made = from_profile(str(path), ["control", "candidate"], tmp_path / "arms")
+    assert "no transaction" in made.remarks[0]
+
+
+def test_unknown_arms_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArmUnknownError, match="fastest"):
+        from_profile("demo", ["fastest"], tmp_path)
+
+
+def test_commands_take_their_environment_and_their_port() -> None:
+    made = from_commands(
+        ["a=LLAMA_X=1 FN_BENCH_MIN_TOKENS=9 srv --port {port} 'b c'", "b=http://127.0.0.1:1/"]
+    )
+    first, second = made.arms
+    assert first.environment == {"LLAMA_X": "1"}
+    assert first.min_tokens == 9
+    assert first.command == "srv --port '{port}' 'b c'"
+    phase = "a=LLAMA_PHASE_PREFILL_UBATCH=2048 LLAMA_PHASE_PREFILL_MIN_TOKENS=2048 srv {port}"
+    assert from_commands([phase]).arms[0].min_tokens == 2048
+    assert second.url == "http://127.0.0.1:1"
+    for bad in ("srv --port {port}", "a=", "a=srv --port 80"):
+        with pytest.raises(ArmUnknownError):
+            from_commands([bad])
+
+
+def test_the_environment_of_a_process_is_read_and_compared() -> None:
+    arm = Arm("x", command="srv", environment={"LLAMA_A": "1", "OTHER": "2"})
+    assert checks.environment_problems(arm, {"LLAMA_A": "1", "CUDA_VISIBLE_DEVICES": "0"}) == []
+    problems = checks.environment_problems(arm, {"LLAMA_A": "2", "GGML_B": "3"})
+    assert problems == ["LLAMA_A is '2', must be '1'", "GGML_B='3' must not be set"]
+
+
+def test_a_log_is_scanned_behind_the_supervisors_prefix() -> None:
+    found = checks.scan(
+        [
+            'server| fn:phase:begin {"release_ms": 2, "reserve_ms": 3.5}\n',
+            "server| srv  update_slots: all slots are idle\n",
+            'server| fn:phase:end {"total_ms": 4, "restore_ms": 3}\n',
+            'fn:phase:begin {"ms": 1}\n',
+            "server| CUDA error: an illegal memory access was encountered\n",
+        ]
+    )
+    assert (found.begins, found.ends) == (2, 1)
+    assert found.transitions[0]["total_ms"] == 9.5
+    assert found.transitions[0]["parts_ms"] == {"begin.release": 2, "begin.reserve": 3.5, "end.restore": 3}
+    assert len(found.problems) == 1
+
+
+def test_a_marker_with_its_total_and_its_parts_is_not_counted_twice() -> None:
+    begin = (
+        '{"n_tokens":8192,"mode":"transaction","ms":9.0,"quiesce_ms":1.0,"release_ms":5.0,"reserve_ms":2.5}'
+    )
+    end = '{"n_tokens":8192,"mode":"transaction","ms":4.0,"restore_ms":3.0,"bytes":77,"generation":3}'
+    lines = [
+        'server| fn:phase:decided {"id_task":1,"n_tokens":8192,"n_cached":0,"min_tokens":2048,"begin":true}',
+        f"server| fn:phase:begin {begin}",
+        f"server| fn:phase:end {end}",
+    ]
+    found = checks.scan(lines)
+    assert (found.begins, found.ends, found.problems) == (1, 1, [])
+    transition = found.transitions[0]
+    assert (transition["total_ms"], transition["begin_ms"], transition["end_ms"]) == (13.0, 9.0, 4.0)
+    assert transition["parts_ms"]["begin.release"] == 5.0
+    assert transition["end"]["bytes"] == 77
+
+
+def test_begins_ends_and_prompts_must_agree() -> None:
+    scan = checks.Scan(begins=2, ends=2)
+    arm = Arm("x", min_tokens=100)
+    assert checks.count_problems(arm, scan, [100, 99, 250]) == []
+    assert checks.count_problems(arm, scan, [100]) == ["2 begins, 1 prompts that should have had one"]
+    assert checks.count_problems(arm, scan, [100], exact=False) == []
+    assert checks.count_problems(Arm("y"), scan, [100]) != []
+    assert checks.count_problems(arm, checks.Scan(begins=1), [100]) == ["1 begins, 0 ends"]

@@ -1,0 +1,102 @@
+"""Comparing two results, and taking over llama-bench's."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import synthetic as made
+from typer.testing import CliRunner
+
+from flashnext.bench import compare, report, result
+from flashnext.bench.samples import Samples, Writer
+from flashnext.bench.stats import Verdict
+from flashnext.cli.bench import app
+from flashnext.errors import SamplesUnreadableError
+
+RUNNER = CliRunner()
+
+
+def folder(path: Path, **more: float) -> Path:
+    path.mkdir()
+    with Writer(path / "samples.jsonl") as writer:
+        for row in made.rows(made.plan(made.scenario("decode")), **more):  # type: ignore[arg-type]
+            writer.add(row)
+    report.write(path)
+    return path
+
+
+def test_a_release_that_got_slower_is_seen(tmp_path: Path) -> None:
+    a, b = folder(tmp_path / "a", seed=1), folder(tmp_path / "b", seed=2, effect=0.9)
+    done = RUNNER.invoke(app, ["compare", str(a), str(b), "--json"])
+    assert done.exit_code == 0, done.output
+    data = json.loads(done.stdout)
+    rows = {(r["metric"], r["arm"]): r for r in data["rows"]}
+    assert rows["decode_tps", "candidate"]["verdict"] == Verdict.WORSE
+    assert rows["decode_tps", "control"]["verdict"] == Verdict.SAME
+    assert "unpaired" in data["caution"]
+
+
+def test_unpaired_ratios_err_in_under_five_percent() -> None:
+    rng = random.Random(1)
+    wrong = 0
+    for _ in range(500):
+        a, b = ([100 + rng.gauss(0, 1) for _ in range(5)] for _ in range(2))
+        found = compare.unpaired_ratio(a, b)
+        wrong += found.low > 1 or found.high < 1
+    assert wrong / 500 < 0.05
+
+
+def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text('{"profile": 5}')
+    with pytest.raises(SamplesUnreadableError):
+        compare.load(tmp_path)
+    with pytest.raises(SamplesUnreadableError):
+        compare.load(tmp_path / "none.json")
+
+
+LLAMA_BENCH = [
+    {
+        "n_prompt": 512,
+        "n_gen": 0,
+        "n_depth": 0,
+        "samples_ns": [512_000_000, 256_000_000],
+        "build_commit": "abc",
+    },
+    {"n_prompt": 512, "n_gen": 0, "n_depth": 4096, "samples_ns": [1_024_000_000], "build_commit": "abc"},
+    {"n_prompt": 0, "n_gen": 128, "n_depth": 0, "samples_ns": [1_280_000_000], "build_commit": "abc"},
+    {"n_prompt": 64, "n_gen": 16, "n_depth": 0, "samples_ns": [1_000_000_000], "build_commit": "abc"},
+]
+
+
+def test_llama_bench_is_imported_as_one_process(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps(LLAMA_BENCH))
+    done = RUNNER.invoke(app, ["import", str(file), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    found = compare.load(tmp_path / "out")
+    cells = {(c.scenario, c.cell): (c.median, c.processes, c.requests) for c in found.cells}
+    assert cells["prefill", "512"] == (1500.0, 1, 2)
+    assert cells["prefill", "512@4096"] == (500.0, 1, 1)
+    assert cells["decode", "0"] == (100.0, 1, 1)
+    assert found.left_out and "64 prompt" in found.left_out[0]
+    assert found.facts["build_commit"] == "abc"
+    again = RUNNER.invoke(app, ["import", str(file), "--out", str(tmp_path / "out")])
+    assert again.exit_code != 0
+
+
+def test_another_json_is_no_llama_bench(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("[{}]")
+    done = RUNNER.invoke(app, ["import", str(tmp_path / "x.json"), "--out", str(tmp_path / "out")])
+    assert isinstance(done.exception, SamplesUnreadableError)
+
+
+def test_pooled_ratio_uses_processes_that_have_every_cell() -> None:
+    cells = [{"depth": 100, "generate": 64}, {"depth": 200, "generate": 64}]
+    plan = made.plan(made.scenario("decode", cells=cells))
+    rows = made.rows(plan)
+    missing = next(r for r in rows if r.type == "request" and r.process == "0.1" and r.cell == "200")
+    rows.remove(missing)
+    found = result.compute(Samples(rows))
+    ns = {r.cell: r.n for r in found.ratios if r.metric == "decode_tps"}
+    assert ns == {"100": 6, "200": 5, "pooled": 5}

@@ -1,0 +1,87 @@
+"""samples.jsonl: nothing lost, nothing counted twice."""
+
+from pathlib import Path
+
+import pytest
+import synthetic as made
+
+from flashnext.bench import samples as files
+from flashnext.bench.plan import items
+from flashnext.bench.samples import Samples, Writer
+from flashnext.errors import SamplesUnreadableError
+
+
+def write(path: Path, rows: list[files.Row]) -> None:
+    with Writer(path) as writer:
+        for row in rows:
+            writer.add(row)
+
+
+def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
+    rows = made.rows(made.plan(made.scenario("decode")))
+    write(tmp_path / "samples.jsonl", rows)
+    found = files.read(tmp_path / "samples.jsonl")
+    assert [*found.headers, *found.processes, *found.requests, *found.ends.values()] == [
+        *(r for r in rows if isinstance(r, files.Header)),
+        *(r for r in rows if isinstance(r, files.Process)),
+        *(r for r in rows if isinstance(r, files.Request)),
+        *(r for r in rows if isinstance(r, files.End)),
+    ]
+
+
+def test_a_process_without_its_end_is_not_counted_and_its_repeat_is() -> None:
+    plan = made.plan(made.scenario("decode"))
+    first = plan.sessions[0]
+    item = next(items(plan, first))
+    rows: list[files.Row] = [
+        made.header(plan),
+        made.process(first, attempt=1),
+        made.request(first, item, 1, 1, process="0.1"),
+        made.process(first, attempt=2),
+        made.request(first, item, 2, 2, process="0.2"),
+        made.end("0.2", 1),
+    ]
+    found = Samples(rows)
+    assert [r.process for r in found.requests] == ["0.2"]
+    assert (found.unfinished, found.done, found.attempts) == (1, {0}, {0: 2})
+
+
+def test_two_complete_attempts_count_once() -> None:
+    plan = made.plan(made.scenario("decode"))
+    first = plan.sessions[0]
+    item = next(items(plan, first))
+    rows: list[files.Row] = [made.header(plan)]
+    for attempt in (1, 2):
+        name = f"0.{attempt}"
+        rows += [
+            made.process(first, attempt),
+            made.request(first, item, 1, 1, process=name),
+            made.end(name, 1),
+        ]
+    assert [r.process for r in Samples(rows).requests] == ["0.1"]
+
+
+def test_a_torn_line_is_passed_over_and_the_next_writer_starts_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    rows = made.rows(made.plan(made.scenario("decode")))
+    write(path, rows[:1])
+    with path.open("a") as stream:
+        stream.write('{"type": "request", "proc')
+    write(path, rows[1:])
+    found = files.read(path)
+    assert found.torn == 1
+    assert len(found.processes) == 12
+
+
+def test_a_line_that_is_no_row_is_an_error_with_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.write_text('{"type": "request", "speed": 5}\n')
+    with pytest.raises(SamplesUnreadableError, match=r"samples.jsonl:1"):
+        files.read(path)
+
+
+def test_no_file_and_no_header_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(SamplesUnreadableError):
+        files.read(tmp_path / "samples.jsonl")
+    with pytest.raises(SamplesUnreadableError, match="no header"):
+        _ = Samples([]).header

@@ -1,0 +1,185 @@
+"""Small parts of the supervisor: log lines, endings, text checks, states, the log file, help texts."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashnext.failures import Action, classify, ending
+from flashnext.loopback import Reply
+from flashnext.serve import acceptance, prober
+from flashnext.serve.binary import known_flags
+from flashnext.serve.logfile import LogFile
+from flashnext.serve.sanity import degenerate
+from flashnext.serve.states import TRANSITIONS, State, check_transition
+
+FAKES = Path(__file__).parents[1] / "fakes"
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "action"),
+    [
+        ("CUDA error: out of memory", "vram", Action.RESTART),
+        (
+            "ggml_backend_cuda_buffer_type_alloc_buffer: cudaMalloc failed: out of memory",
+            "vram",
+            Action.RESTART,
+        ),
+        (
+            "CUBLAS error: an unsupported value or parameter was passed to the function",
+            "vram",
+            Action.RESTART,
+        ),
+        ("CUDA error: an illegal memory access was encountered", "gpu-fault", Action.RESTART),
+        ("NVRM: GPU at PCI:0000:01:00: GPU has fallen off the bus", "device-lost", Action.GIVE_UP),
+        ("Xid (PCI:0000:01:00): 79, pid=1", "device-lost", Action.GIVE_UP),
+        ("warning: no usable GPU found, --gpu-layers option will be ignored", "no-gpu", Action.GIVE_UP),
+        ("ggml_abort: GGML_ASSERT(n > 0) failed", "abort", Action.RESTART),
+        ("Remote RPC server crashed or returned malformed response", "virtual-gpu-lost", Action.RESTART),
+        ("error: invalid argument: --draft-max", "argument", Action.GIVE_UP),
+        ("0.00.1 E srv start: couldn't bind HTTP server socket, hostname: 127.0.0.1", "port", Action.GIVE_UP),
+        ("The model output does not match the expected format", "parse-failure", Action.COUNT),
+    ],
+)
+def test_lines_that_mean_something(line: str, kind: str, action: Action) -> None:
+    finding = classify(line)
+    assert finding is not None
+    assert (finding.kind, finding.action) == (kind, action)
+
+
+@pytest.mark.parametrize(
+    "line", ["", "prompt eval time = 1 ms", "model loaded", "no errors", "CUDA0: 24 GiB"]
+)
+def test_lines_that_do_not(line: str) -> None:
+    assert classify(line) is None
+
+
+@given(st.text())
+def test_any_line_can_be_classified(line: str) -> None:
+    classify(line)
+
+
+def test_endings_have_four_texts() -> None:
+    texts = {n: ending(-n) for n in (signal.SIGABRT, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)}
+    assert len({t.partition(" (")[0] for t in texts.values()}) == 4
+    assert "134" in texts[signal.SIGABRT] and "137" in texts[signal.SIGKILL]
+    assert "139" in texts[signal.SIGSEGV] and "143" in texts[signal.SIGTERM]
+    assert ending(134) == ending(-6)
+    assert ending(1) == "gave up with code 1"
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "bad"),
+    [
+        ("////////////", (), True),
+        ("abababababababab", (), True),
+        ("", (), True),
+        ("   \n", (), True),
+        ("x", [7] * 24, True),
+        ("x", [7, 8] * 12, True),
+        ("The harbour smelled of tar.", (), False),
+        ("ok", (), False),
+        ("???", list(range(24)), False),
+    ],
+)
+def test_degenerate_text(text: str, tokens: list[int], bad: bool) -> None:
+    assert (degenerate(text, tokens) is not None) is bad
+
+
+@given(st.text(), st.lists(st.integers(), max_size=50))
+def test_any_text_gets_a_verdict(text: str, tokens: list[int]) -> None:
+    degenerate(text, tokens)
+
+
+def test_judge_names_status_and_text() -> None:
+    assert prober.judge("x", Reply(500, "boom", None)) == prober.CheckFailed(
+        "x", "a completion was answered with 500: boom", insane=False
+    )
+    bad = prober.judge("x", Reply(200, "", {"content": "//////////"}))
+    assert isinstance(bad, prober.CheckFailed) and bad.insane
+
+
+def test_slots_are_condensed_and_tolerant() -> None:
+    slot = {
+        "id_task": 5,
+        "is_processing": True,
+        "n_prompt_tokens": 100,
+        "n_prompt_tokens_processed": 40,
+        "n_prompt_tokens_cache": 10,
+        "next_token": [{"n_decoded": 3}],
+    }
+    slots = prober.read_slots([slot, "junk", {}])
+    assert (slots.busy, slots.read, slots.to_read, slots.written) == (True, 50, 100, 3)
+    assert (
+        prober.read_slots([{**slot, "next_token": [{"n_decoded": 4}]}]).mark != prober.read_slots([slot]).mark
+    )
+
+
+@pytest.mark.parametrize("old", State)
+def test_only_listed_ways_exist(old: State) -> None:
+    for new in State:
+        if new in TRANSITIONS[old]:
+            check_transition(old, new)
+        else:
+            with pytest.raises(AssertionError, match="no way"):
+                check_transition(old, new)
+
+
+def test_every_state_can_be_reached_and_every_live_state_can_stop() -> None:
+    assert set().union(*TRANSITIONS.values()) == set(State)
+    live = set(State) - {State.STOPPED, State.FATAL, State.STOPPING}
+    assert all(State.STOPPING in TRANSITIONS[s] for s in live)
+
+
+def test_acceptance_forgets_slowly() -> None:
+    account = acceptance.Drafts()
+    for _ in range(10):
+        account = account.add(acceptance.Acceptance(100, 100))
+    for _ in range(20):
+        account = account.add(acceptance.Acceptance(0, 100))
+    assert account.rate < 0.2
+    assert acceptance.DRAFTS_ENOUGH <= account.drafted <= 2 * acceptance.DRAFTS_ENOUGH
+    assert acceptance.Drafts().rate == 0.0
+
+
+def test_acceptance_line_of_the_pin() -> None:
+    line = "id  0 | draft acceptance = 0.57576 (   19 accepted /    33 generated), mean len =  2.73"
+    assert acceptance.parse(line) == acceptance.Acceptance(19, 33)
+    assert acceptance.parse("draft acceptance rate unknown") is None
+
+
+def test_log_is_capped_and_keeps_the_last_lines(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "l.log", cap_bytes=10_000)
+    for number in range(5000):
+        log.write("server", [f"line {number}"])
+    log.close()
+    size = sum(f.stat().st_size for f in tmp_path.iterdir())
+    assert size <= 20_000
+    assert log.tail(1) == ["server| line 4999"] and len(log.tail()) == 100
+    assert "line 4999" in (tmp_path / "l.log").read_text()
+
+
+def test_a_log_that_cannot_be_written_loses_lines_only(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "l.log")
+    log.close()
+    log.write("server", ["a", "b"])
+    assert log.lost == 2 and log.tail() == ["server| a", "server| b"]
+
+
+def test_full_disk_does_not_raise() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full")
+    log = LogFile(full)
+    log.write("server", ["a"])
+    assert log.lost == 1
+
+
+def test_flags_of_a_help_text() -> None:
+    flags = known_flags((FAKES / "llama_server_help.txt").read_text())
+    assert {"--model", "-m", "--no-repack", "--fit", "--spec-draft-n-max", "--no-webui"} <= flags
+    assert not {"--draft-max", "--draft"} & flags, "removed ones are not known"
