@@ -164,10 +164,14 @@ class Supervisor:
             self._trouble(Trouble(finding.kind, f"{finding.text}, and the process did not end", finding.line))
         elif self.state is State.STARTING:
             self._loading(now)
-        elif self.state is State.WARMING and now - self._since > 3 * self.life.check_limit_s + 10:
+        elif self.state is State.WARMING and now - self._moved() > 3 * self.life.check_limit_s + 10:
             self._trouble(Trouble("check-late", "the ready check did not come to an end"))
         elif self.state in (State.READY, State.DEGRADED):
             self._watch(now)
+
+    def _moved(self) -> float:
+        """When the ready check last had reason to hope: it may wait behind clients of a server that moves."""
+        return max(self._since, self._progress_at)
 
     def _resume(self, now: float) -> None:
         """Start again once the pause is over and the devices are as free as the profile wants them."""

@@ -409,6 +409,20 @@ def test_slow_loading_with_progress_survives(home: FakeHome) -> None:
     running.until_state("ready")
 
 
+def test_ready_check_waits_behind_clients_of_a_server_that_moves(home: FakeHome) -> None:
+    home.behave({"queue_s": 4})
+    running = home.serve(profile=home.profile(life={"check_limit_s": 1}))
+    running.until_state("ready")
+    assert len(home.launches("server")) == 1
+
+
+def test_ready_check_without_an_answer_or_movement_fails(home: FakeHome) -> None:
+    home.behave({"hang_all_after": 2})
+    running = home.serve(profile=home.profile(life={"check_limit_s": 1}))
+    assert running.end() == 8
+    assert "second check: no answer to a completion" in running.err
+
+
 def test_virtual_gpu_that_does_not_come_up(home: FakeHome) -> None:
     home.behave({"vgpu_silent": True})
     running = home.serve()
