@@ -99,8 +99,8 @@ def kill(pid: int) -> None:
 def test_an_unchanged_build_does_nothing_in_under_a_second(native_build: Any) -> None:
     if native_build.objects is None:
         pytest.skip("FLASHNEXT_TEST_BIN is set: nothing of ours is installed")
-    times = []
-    for _ in range(5):
+    times: list[float] = []  # of up to 20 runs: what it needs, whatever else the machine does meanwhile
+    while len(times) < 20 and min(times, default=9.0) >= 1.0:
         begin = time.monotonic()
         done = subprocess.run(COMMAND, check=True, capture_output=True, text=True)
         times.append(time.monotonic() - begin)

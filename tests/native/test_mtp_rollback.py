@@ -23,6 +23,14 @@ def test_range_of_a_rollback(native_build: Any, mtp_models: Models) -> None:
     assert "saved with a rollback pending" in said
 
 
+@pytest.mark.parametrize("ratio", [0, 4], ids=["dense", "sparse"])
+def test_memory_of_the_draft(native_build: Any, mtp_models: Models, ratio: int) -> None:
+    """Trimmed to any length, saved and restored, equal to the bit; a checkpoint of it takes a few bytes."""
+    head = mtp_models.head("shared", head_ratio=ratio)
+    said = run_test_program(native_build.bin, "state", mtp_models.trunk(), head)
+    assert said.count("state: ") == 3
+
+
 @pytest.mark.parametrize("back", [1, 2, 3, 7])
 def test_trimmed_prompt_is_read_again(
     native_build: Any, mtp_models: Models, tmp_path: Path, back: int

@@ -79,6 +79,7 @@ class Arms:
         }
 
 
+@pytest.mark.slow
 def test_every_situation(native_build: Any, mtp_models: Models, tmp_path: Path) -> None:
     arms = Arms(native_build, mtp_models, tmp_path)
     answers: dict[str, tuple[int, ...]] = {}

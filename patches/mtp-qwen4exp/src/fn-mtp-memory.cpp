@@ -34,11 +34,7 @@ public:
     using llama_memory_hybrid_idx::llama_memory_hybrid_idx;
 
     bool seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) override {
-        if (seq_id < 0) {
-            get_mem_recr()->clear(false);
-        } else {
-            get_mem_recr()->seq_rm(seq_id, -1, -1);
-        }
+        shell_forget(seq_id);
 
         const bool ok_idx  = get_mem_idx ()->seq_rm(seq_id, p0, p1);
         const bool ok_attn = get_mem_attn()->seq_rm(seq_id, p0, p1);
@@ -61,6 +57,8 @@ public:
             return;
         }
 
+        shell_forget(seq_id);
+
         // the indexer takes over the attention's cells, so that cell j stays one token in both
         llama_kv_cache::slot_info_vec_t sinfos;
 
@@ -75,6 +73,16 @@ public:
                 get_mem_idx ()->state_clear(seq_id);
             }
             throw;
+        }
+    }
+
+private:
+    // the shell would find the next batch's positions out of order
+    void shell_forget(llama_seq_id seq_id) {
+        if (seq_id < 0) {
+            get_mem_recr()->clear(false);
+        } else {
+            get_mem_recr()->seq_rm(seq_id, -1, -1);
         }
     }
 };

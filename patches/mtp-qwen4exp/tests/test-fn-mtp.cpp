@@ -4,6 +4,7 @@
 //   test-fn-mtp step     TRUNK HEAD N_TOKENS CHUNK QUIET OUT   one MTP pass over N tokens in chunks, dumped to OUT for
 //                        the reference; the first QUIET tokens are decoded without outputs, as a catch-up does
 //   test-fn-mtp rollback TRUNK                           what seq_rm allows, and that it is exact where it does
+//   test-fn-mtp state    TRUNK HEAD                      the draft's memory: trimmed, saved and restored
 //   test-fn-mtp shape    TRUNK SEED N_TOKENS DEPTH FA    how far the batch shape alone moves the logits; FA 0 or 1
 
 #include "fn-rs-range.h"
@@ -310,6 +311,98 @@ static int mode_rollback(const char * trunk) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
+struct state_run {
+    llama_model *        head;
+    llama_context_params params;
+    tokens_t             tokens;
+    rows_t               rows;
+    int                  n_embd;
+
+    llama_context_ptr start(int n) const {
+        llama_context_ptr ctx(llama_init_from_model(head, params));
+        CHECK(ctx);
+        llama_set_embeddings_nextn(ctx.get(), true, /*masked*/ true);
+        feed(ctx.get(), 0, n);
+        return ctx;
+    }
+
+    void feed(llama_context * ctx, int i0, int i1) const {
+        for (int i = i0; i < i1; i += 32) {
+            decode(ctx, tokens, i, std::min(i + 32, i1), rows.data(), n_embd);
+        }
+    }
+
+    // the logits of four more tokens after a history of n
+    rows_t go_on(llama_context * ctx, int n) const {
+        rows_t res;
+        decode(ctx, tokens, n, n + 4, rows.data(), n_embd);
+        append_logits(ctx, 4, res);
+        return res;
+    }
+};
+
+static int mode_state(const char * trunk, const char * head) {
+    auto model_tgt = load(trunk, false);
+    auto model_dft = load(head,  true);
+
+    auto params = context_params(512, 64);
+    llama_context_ptr tgt(llama_init_from_model(model_tgt.get(), params));
+    CHECK(tgt);
+    params.ctx_type  = LLAMA_CONTEXT_TYPE_MTP;
+    params.ctx_other = tgt.get();
+
+    state_run run = { model_dft.get(), params, random_tokens(300, 200, 5), {}, llama_model_n_embd_out(model_dft.get()) };
+    std::mt19937 rng(9);
+    std::normal_distribution<float> normal;
+    run.rows.resize(run.tokens.size()*run.n_embd);
+    for (auto & x : run.rows) {
+        x = normal(rng);
+    }
+
+    const int n = 160;
+    const rows_t expected = run.go_on(run.start(n).get(), n);
+
+    // any number of tokens can be taken back
+    {
+        auto   ctx = run.start(n + 70);
+        auto * mem = llama_get_memory(ctx.get());
+        CHECK(llama_memory_seq_rm(mem, 0, n + 30, -1));
+        CHECK(llama_memory_seq_rm(mem, 0, n, -1));
+        CHECK(llama_memory_seq_pos_max(mem, 0) == n - 1);
+        CHECK(run.go_on(ctx.get(), n) == expected);
+        printf("state: trimmed twice, goes on as if the tokens had never been there\n");
+    }
+
+    // a full state carries everything
+    {
+        auto ctx = run.start(n);
+        std::vector<uint8_t> state(llama_state_seq_get_size_ext(ctx.get(), 0, LLAMA_STATE_SEQ_FLAGS_NONE));
+        CHECK(llama_state_seq_get_data_ext(ctx.get(), state.data(), state.size(), 0, LLAMA_STATE_SEQ_FLAGS_NONE) == state.size());
+
+        auto other = run.start(40);
+        CHECK(llama_state_seq_set_data_ext(other.get(), state.data(), state.size(), 0, LLAMA_STATE_SEQ_FLAGS_NONE) == state.size());
+        CHECK(run.go_on(other.get(), n) == expected);
+        printf("state: %zu bytes restored elsewhere, goes on as the original\n", state.size());
+    }
+
+    // a partial one carries nothing, and restoring it leaves the cells as they are
+    {
+        auto ctx = run.start(n);
+        std::vector<uint8_t> state(llama_state_seq_get_size_ext(ctx.get(), 0, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY));
+        CHECK(state.size() < 64);
+        CHECK(llama_state_seq_get_data_ext(ctx.get(), state.data(), state.size(), 0, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) == state.size());
+        run.feed(ctx.get(), n, n + 20);
+        CHECK(llama_state_seq_set_data_ext(ctx.get(), state.data(), state.size(), 0, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) == state.size());
+        CHECK(llama_memory_seq_rm(llama_get_memory(ctx.get()), 0, n, -1));
+        CHECK(run.go_on(ctx.get(), n) == expected);
+        printf("state: a checkpoint takes %zu bytes\n", state.size());
+    }
+
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
 // prints the largest distance between logits of tokens decoded one at a time and in other shapes: the batches of up to
 // depth + 1 that verify drafts, and those that prompts are read in
 static int mode_shape(const char * trunk, int seed, int n, int depth, bool flash) {
@@ -382,6 +475,9 @@ int main(int argc, char ** argv) {
     }
     if (mode == "rollback" && argc == 3) {
         return mode_rollback(argv[2]);
+    }
+    if (mode == "state" && argc == 4) {
+        return mode_state(argv[2], argv[3]);
     }
     if (mode == "shape" && argc == 7) {
         return mode_shape(argv[2], atoi(argv[3]), atoi(argv[4]), atoi(argv[5]), atoi(argv[6]) != 0);
