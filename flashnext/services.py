@@ -68,6 +68,7 @@ class Service(Artefact):
     deviations: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     counters: dict[str, int | float] = Field(default_factory=dict)
+    metrics: dict[str, float] = Field(default_factory=dict)
     devices: tuple[dict[str, int | str], ...] = ()
     last_lines: tuple[str, ...] = ()
     log: str = ""

@@ -45,8 +45,13 @@ def _show(service: Service, *, alive: bool) -> None:
     print_data(f"{service.profile}{mark}  {state}  {service.url}  {service.reason}")
     if not alive:
         return
+    from flashnext.serve.metrics import summary
+
     print_data(f"  pid {service.supervisor.pid}, since {service.started:%Y-%m-%d %H:%M:%S} UTC")
     print_data(f"  build {service.build[:12]}, restarts {service.restarts}, {_activity(service)}")
+    speeds = summary(service.metrics)
+    if speeds:
+        print_data(f"  {', '.join(speeds)} (since the last start)")
     devices = {device["name"]: device for device in service.devices}
     for child in service.children:
         memory = devices.get(child.name)

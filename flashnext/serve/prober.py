@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashnext.loopback import Reply, UnreachableError, ask_line, request
-from flashnext.serve import sanity
+from flashnext.serve import metrics, sanity
 
 # Two different prompts, since one report's server died on its second request; the third is as long as a
 # verify batch. Sampling is on: broken logits repeat at any temperature, random weights only without it.
@@ -76,7 +76,14 @@ class Devices:
     devices: tuple[dict[str, int | str], ...]
 
 
-Answer = Devices | Healthy | CheckPassed | CheckFailed | Slots | Silent
+@dataclass(frozen=True)
+class Metrics:
+    """The server's own counters, by series name."""
+
+    values: dict[str, float]
+
+
+Answer = Metrics | Devices | Healthy | CheckPassed | CheckFailed | Slots | Silent
 
 
 class Prober:
@@ -118,6 +125,7 @@ class Prober:
                 return
             speed = max(speed, result.tokens_per_second)
         self._post_devices()
+        self._post_metrics()
         self._post(CheckPassed("ready", speed))
         self._watch()
 
@@ -138,6 +146,7 @@ class Prober:
             rounds += 1
             if rounds % _DEVICES_EVERY == 0:
                 self._post_devices()
+                self._post_metrics()
             answer = self._slots()
             self._post(answer)
             now = time.monotonic()
@@ -159,6 +168,14 @@ class Prober:
             found.append({**device, "name": f"vgpu{index}"})
         if found:
             self._post(Devices(tuple(found)))
+
+    def _post_metrics(self) -> None:
+        try:
+            reply = request(self._address, "/metrics", key=self._key, timeout_s=10.0)
+        except UnreachableError:
+            return
+        if reply.status == 200:
+            self._post(Metrics(metrics.parse(reply.text)))
 
     def _slots(self) -> Slots | Silent:
         try:

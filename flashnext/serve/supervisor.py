@@ -150,6 +150,8 @@ class Supervisor:
                 self._accepted(seen)
             case prober.Slots() as slots, _:
                 self._slots(slots)
+            case prober.Metrics() as seen, _:
+                self._record.update(metrics=seen.values)
             case prober.Devices() as found, _:
                 self._record.update(devices=found.devices)
 
