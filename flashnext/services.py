@@ -71,6 +71,7 @@ class Service(Artefact):
     metrics: dict[str, float] = Field(default_factory=dict)
     devices: tuple[dict[str, int | str], ...] = ()
     last_lines: tuple[str, ...] = ()
+    control: str = ""
     log: str = ""
 
 

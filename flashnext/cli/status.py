@@ -58,6 +58,7 @@ def _show(service: Service, *, alive: bool) -> None:
         print_data(f"  {child.name}: pid {child.pid}{_memory(memory) if memory else ''}")
     for line in (*service.warnings, *service.deviations):
         print_data(f"  warning: {line}")
+    print_data(f"  page {service.control}")
     print_data(f"  log {service.log}")
 
 

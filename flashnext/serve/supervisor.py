@@ -21,6 +21,7 @@ from flashnext.failures import Action, Finding, ending
 from flashnext.serve import host, prober, record
 from flashnext.serve.acceptance import ACCEPTANCE_LOW, DRAFTS_ENOUGH, Acceptance, Drafts
 from flashnext.serve.child import Child
+from flashnext.serve.control import Control
 from flashnext.serve.endings import Trouble, error_for
 from flashnext.serve.logfile import LogFile
 from flashnext.serve.notify import Notifier
@@ -105,12 +106,15 @@ class Supervisor:
         previous = {number: signal.signal(number, self._caught) for number in _STOP_SIGNALS}
         # a core of a process with pinned weights would be as large as the model
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        control = Control(lambda: self._record.service, self._log.tail)
+        self._record.update(control=control.url)
         try:
             self._start("asked to serve")
             while self.state not in _ENDS:
                 self._step()
         finally:
             self._tear_down()
+            control.close()
             self._record.end()
             self._log.close()
             for number, handler in previous.items():
