@@ -68,7 +68,8 @@ def _activity(service: Service) -> str:
         return "idle"
     if counters.get("written"):
         return f"writing, {counters['written']:.0f} tokens so far"
-    return f"reading the prompt, {counters.get('read', 0):.0f} tokens so far"
+    share = f", {counters['prompt_share']:.0%}" if "prompt_share" in counters else ""
+    return f"reading the prompt, {counters.get('read', 0):.0f} tokens so far{share}"
 
 
 def _memory(device: dict[str, int | str]) -> str:

@@ -89,11 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def readiness(service: Service) -> dict[str, object]:
     """``{ready, state, progress, message}``; progress is the share of the prompt that is read, else None."""
-    counters = service.counters
-    to_read = counters.get("to_read", 0)
-    progress = (
-        round(min(1.0, counters.get("read", 0) / to_read), 4) if counters.get("busy") and to_read else None
-    )
+    progress = service.counters.get("prompt_share")
     ready = service.state == State.READY
     return {"ready": ready, "state": service.state, "progress": progress, "message": service.reason}
 

@@ -58,7 +58,6 @@ class Slots:
     busy: bool
     mark: tuple[Any, ...]
     read: int
-    to_read: int
     written: int
 
 
@@ -237,7 +236,7 @@ def judge(name: str, reply: Reply) -> CheckPassed | CheckFailed:
 
 def read_slots(slots: list[Any]) -> Slots:
     """Condense ``/slots``; unknown or missing fields count as zero."""
-    busy, mark, read, to_read, written = False, [], 0, 0, 0
+    busy, mark, read, written = False, [], 0, 0
     for slot in slots:
         if not isinstance(slot, dict):
             continue
@@ -249,9 +248,8 @@ def read_slots(slots: list[Any]) -> Slots:
         if slot.get("is_processing"):
             busy = True
             read += done
-            to_read += _number(slot.get("n_prompt_tokens"))
             written += made
-    return Slots(busy, tuple(mark), read, to_read, written)
+    return Slots(busy, tuple(mark), read, written)
 
 
 def _number(value: Any) -> int:

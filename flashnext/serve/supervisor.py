@@ -19,7 +19,6 @@ from flashnext import markers
 from flashnext.errors import FlashnextError
 from flashnext.failures import Action, Finding, ending
 from flashnext.serve import host, prober, record
-from flashnext.serve.acceptance import ACCEPTANCE_LOW, DRAFTS_ENOUGH, Acceptance, Drafts
 from flashnext.serve.child import Child
 from flashnext.serve.control import Control
 from flashnext.serve.endings import Trouble, error_for
@@ -27,6 +26,7 @@ from flashnext.serve.logfile import LogFile
 from flashnext.serve.notify import Notifier
 from flashnext.serve.plan import Plan
 from flashnext.serve.states import State, check_transition
+from flashnext.serve.timings import ACCEPTANCE_LOW, DRAFTS_ENOUGH, Acceptance, Drafts, PromptProgress
 
 _TICK_S = 0.2
 _VGPU_START_S = 20.0
@@ -136,27 +136,39 @@ class Supervisor:
             self._tick()
 
     def _handle(self, event: Event) -> None:
-        match event.what, event.child:
-            case Ended(), Child() as child:
+        if event.child is not None:
+            self._child_said(event.child, event.what)
+        else:
+            self._prober_said(event.what)
+
+    def _child_said(self, child: Child, what: object) -> None:
+        match what:
+            case Ended():
                 self._ended(child)
-            case markers.Marker() as marker, Child() as child:
+            case markers.Marker() as marker:
                 self._marker(child, marker)
-            case Finding() as finding, Child() as child:
+            case Finding() as finding:
                 self._found(child, finding)
-            case prober.Healthy(), _:
+            case Acceptance() as seen:
+                self._accepted(seen)
+            case PromptProgress() as prompt:
+                self._progress_at = time.monotonic()
+                self._record.gauge("prompt_share", prompt.share)
+
+    def _prober_said(self, what: object) -> None:
+        match what:
+            case prober.Healthy():
                 if self.state is State.STARTING:
                     self._to(State.WARMING, "the model is loaded; checking its text")
-            case prober.CheckPassed() as passed, _:
+            case prober.CheckPassed() as passed:
                 self._passed(passed)
-            case prober.CheckFailed() as failed, _:
+            case prober.CheckFailed() as failed:
                 self._check_failed(failed)
-            case Acceptance() as seen, _:
-                self._accepted(seen)
-            case prober.Slots() as slots, _:
+            case prober.Slots() as slots:
                 self._slots(slots)
-            case prober.Metrics() as seen, _:
-                self._record.update(metrics=seen.values)
-            case prober.Devices() as found, _:
+            case prober.Metrics() as found:
+                self._record.update(metrics=found.values)
+            case prober.Devices() as found:
                 self._record.update(devices=found.devices)
 
     def _tick(self) -> None:
@@ -264,7 +276,7 @@ class Supervisor:
                 self._log,
                 on_marker=post,
                 on_finding=post,
-                on_acceptance=post,
+                on_timing=post,
                 on_line=self._on_line,
                 on_end=lambda child: post(child, Ended()),
             )
