@@ -350,7 +350,7 @@ class Supervisor:
             asked, free = (int(marker.data.get(key, 0)) for key in ("asked_bytes", "free_bytes"))
             self._refused = f"{child.name} refused {asked:,} bytes, {free:,} were free"
         elif marker.event == "refused":
-            reason = marker.data.get("reason") or json.dumps(dict(marker.data))
+            reason = marker.data.get("reason") or json.dumps(marker.data.get("wrong") or dict(marker.data))
             self._trouble(Trouble("refused", f"the native code refuses ({marker.kind}): {reason}"))
         elif marker.name in ("phase:begin", "phase:end"):
             self._phase_open += 1 if marker.event == "begin" else -1
