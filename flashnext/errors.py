@@ -503,6 +503,11 @@ class PlacementError(ProfileError):
     hint = "see `flashnext model inspect PATH --json`; a rule is a regular expression over names"
 
 
+class HostMemoryError(HostError):
+    id = "host-memory"
+    hint = "end other programs, or serve on a machine with more memory"
+
+
 class StrayConfigError(HostError):
     id = "stray-config"
     hint = "move the file away: llama-server reads it whatever the command line says"

@@ -45,14 +45,20 @@ def _show(service: Service, *, alive: bool) -> None:
     print_data(f"{service.profile}{mark}  {state}  {service.url}  {service.reason}")
     if not alive:
         return
+    from flashnext.serve.metrics import summary
+
     print_data(f"  pid {service.supervisor.pid}, since {service.started:%Y-%m-%d %H:%M:%S} UTC")
     print_data(f"  build {service.build[:12]}, restarts {service.restarts}, {_activity(service)}")
+    speeds = summary(service.metrics)
+    if speeds:
+        print_data(f"  {', '.join(speeds)} (since the last start)")
     devices = {device["name"]: device for device in service.devices}
     for child in service.children:
         memory = devices.get(child.name)
         print_data(f"  {child.name}: pid {child.pid}{_memory(memory) if memory else ''}")
     for line in (*service.warnings, *service.deviations):
         print_data(f"  warning: {line}")
+    print_data(f"  page {service.control}")
     print_data(f"  log {service.log}")
 
 
@@ -62,7 +68,8 @@ def _activity(service: Service) -> str:
         return "idle"
     if counters.get("written"):
         return f"writing, {counters['written']:.0f} tokens so far"
-    return f"reading the prompt, {counters.get('read', 0):.0f} tokens so far"
+    share = f", {counters['prompt_share']:.0%}" if "prompt_share" in counters else ""
+    return f"reading the prompt, {counters.get('read', 0):.0f} tokens so far{share}"
 
 
 def _memory(device: dict[str, int | str]) -> str:

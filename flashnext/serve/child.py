@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from flashnext import failures, markers, proc
-from flashnext.serve import acceptance
+from flashnext.serve import timings
 from flashnext.serve.logfile import LogFile
 from flashnext.services import Process, process_record
 
@@ -33,7 +33,7 @@ class Child:
         *,
         on_marker: Callable[[Child, markers.Marker], None],
         on_finding: Callable[[Child, failures.Finding], None],
-        on_acceptance: Callable[[Child, acceptance.Acceptance], None],
+        on_timing: Callable[[Child, timings.Acceptance | timings.PromptProgress], None],
         on_line: Callable[[Child, str], None] | None = None,
         on_end: Callable[[Child], None],
     ) -> None:
@@ -41,7 +41,7 @@ class Child:
         self.last_output = time.monotonic()
         self._log = log
         self._on_marker, self._on_finding, self._on_end = on_marker, on_finding, on_end
-        self._on_acceptance, self._on_line = on_acceptance, on_line
+        self._on_timing, self._on_line = on_timing, on_line
         self.process = proc.start(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.record: Process = process_record(name, self.process.pid)
         self._reader = threading.Thread(target=self._read, name=f"read-{name}", daemon=True)
@@ -89,7 +89,8 @@ class Child:
         block = b"\n".join(raw).decode("utf-8", "replace").replace("\r", "")
         lines = block.split("\n")
         self._log.write(self.name, lines)
-        if "fn:" in block or "draft acceptance" in block or failures.worth_reading(block):
+        told = "fn:" in block or any(needle in block for needle in timings.NEEDLES)
+        if told or failures.worth_reading(block):
             self._judge(lines)
         if self._on_line is not None:
             for line in lines:
@@ -101,9 +102,9 @@ class Child:
             if marker is not None:
                 self._on_marker(self, marker)
                 continue
-            account = acceptance.parse(line)
-            if account is not None:
-                self._on_acceptance(self, account)
+            timing = timings.parse(line)
+            if timing is not None:
+                self._on_timing(self, timing)
                 continue
             finding = failures.classify(line)
             if finding is not None:

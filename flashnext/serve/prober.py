@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashnext.loopback import Reply, UnreachableError, ask_line, request
-from flashnext.serve import sanity
+from flashnext.serve import metrics, sanity
 
 # Two different prompts, since one report's server died on its second request; the third is as long as a
 # verify batch. Sampling is on: broken logits repeat at any temperature, random weights only without it.
@@ -43,11 +43,12 @@ class CheckPassed:
 
 @dataclass(frozen=True)
 class CheckFailed:
-    """A completion came back wrong (``insane``: degenerate text) or not at all."""
+    """A completion came back wrong (``insane``: degenerate text) or not at all (``unanswered``)."""
 
     what: str
     reason: str
     insane: bool
+    unanswered: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,6 @@ class Slots:
     busy: bool
     mark: tuple[Any, ...]
     read: int
-    to_read: int
     written: int
 
 
@@ -75,7 +75,14 @@ class Devices:
     devices: tuple[dict[str, int | str], ...]
 
 
-Answer = Devices | Healthy | CheckPassed | CheckFailed | Slots | Silent
+@dataclass(frozen=True)
+class Metrics:
+    """The server's own counters, by series name."""
+
+    values: dict[str, float]
+
+
+Answer = Metrics | Devices | Healthy | CheckPassed | CheckFailed | Slots | Silent
 
 
 class Prober:
@@ -109,7 +116,7 @@ class Prober:
         self._post(Healthy())
         speed = 0.0
         for name, prompt in CHECKS:
-            result = self._check(name, prompt)
+            result = self._patient_check(name, prompt)
             if self._over.is_set():
                 return
             if isinstance(result, CheckFailed):
@@ -117,6 +124,7 @@ class Prober:
                 return
             speed = max(speed, result.tokens_per_second)
         self._post_devices()
+        self._post_metrics()
         self._post(CheckPassed("ready", speed))
         self._watch()
 
@@ -137,6 +145,7 @@ class Prober:
             rounds += 1
             if rounds % _DEVICES_EVERY == 0:
                 self._post_devices()
+                self._post_metrics()
             answer = self._slots()
             self._post(answer)
             now = time.monotonic()
@@ -144,7 +153,7 @@ class Prober:
                 last_busy = now
             due = self._text_check_s and now - last_check >= self._text_check_s
             if due and now - last_busy >= min(5.0, self._text_check_s):
-                self._post(self._check("text", CHECKS[0][1]))
+                self._post(self._patient_check("text", CHECKS[0][1]))
                 last_check = time.monotonic()
 
     def _post_devices(self) -> None:
@@ -159,6 +168,14 @@ class Prober:
         if found:
             self._post(Devices(tuple(found)))
 
+    def _post_metrics(self) -> None:
+        try:
+            reply = request(self._address, "/metrics", key=self._key, timeout_s=10.0)
+        except UnreachableError:
+            return
+        if reply.status == 200:
+            self._post(Metrics(metrics.parse(reply.text)))
+
     def _slots(self) -> Slots | Silent:
         try:
             reply = request(self._address, "/slots", key=self._key, timeout_s=10.0)
@@ -167,6 +184,19 @@ class Prober:
         if reply.status != 200 or not isinstance(reply.data, list):
             return Silent(f"/slots: {reply.status}")
         return read_slots(reply.data)
+
+    def _patient_check(self, name: str, prompt: str | list[int]) -> CheckPassed | CheckFailed:
+        """A check that waits its turn: clients may stand before it, as long as the server moves."""
+        mark: tuple[Any, ...] | None = None
+        while True:
+            result = self._check(name, prompt)
+            if isinstance(result, CheckPassed) or not result.unanswered or self._over.is_set():
+                return result
+            answer = self._slots()
+            self._post(answer)
+            if not isinstance(answer, Slots) or not answer.busy or answer.mark == mark:
+                return result
+            mark = answer.mark
 
     def _check(self, name: str, prompt: str | list[int]) -> CheckPassed | CheckFailed:
         body = {
@@ -182,7 +212,8 @@ class Prober:
                 self._address, "/completion", body=body, key=self._key, timeout_s=self._check_limit_s
             )
         except UnreachableError as error:
-            return CheckFailed(name, f"no answer to a completion: {error}", insane=False)
+            reason = f"no answer to a completion: {error}"
+            return CheckFailed(name, reason, insane=False, unanswered=True)
         return judge(name, reply)
 
 
@@ -205,7 +236,7 @@ def judge(name: str, reply: Reply) -> CheckPassed | CheckFailed:
 
 def read_slots(slots: list[Any]) -> Slots:
     """Condense ``/slots``; unknown or missing fields count as zero."""
-    busy, mark, read, to_read, written = False, [], 0, 0, 0
+    busy, mark, read, written = False, [], 0, 0
     for slot in slots:
         if not isinstance(slot, dict):
             continue
@@ -217,9 +248,8 @@ def read_slots(slots: list[Any]) -> Slots:
         if slot.get("is_processing"):
             busy = True
             read += done
-            to_read += _number(slot.get("n_prompt_tokens"))
             written += made
-    return Slots(busy, tuple(mark), read, to_read, written)
+    return Slots(busy, tuple(mark), read, written)
 
 
 def _number(value: Any) -> int:

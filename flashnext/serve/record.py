@@ -70,11 +70,13 @@ class Recorder:
         self._later({**self.service.counters, name: value})
 
     def activity(self, slots: Slots) -> None:
-        """What the server is doing now: reading the prompt at n of m, or writing."""
+        """What the server is doing now: reading a prompt, or writing."""
+        if "prompt_share" in self.service.counters and (not slots.busy or slots.written):
+            left = {k: v for k, v in self.service.counters.items() if k != "prompt_share"}
+            self._later(left)
         now = {
             "busy": int(slots.busy),
             "read": slots.read,
-            "to_read": slots.to_read,
             "written": slots.written,
         }
         if any(self.service.counters.get(name) != value for name, value in now.items()):

@@ -19,13 +19,14 @@ from flashnext import markers
 from flashnext.errors import FlashnextError
 from flashnext.failures import Action, Finding, ending
 from flashnext.serve import host, prober, record
-from flashnext.serve.acceptance import ACCEPTANCE_LOW, DRAFTS_ENOUGH, Acceptance, Drafts
 from flashnext.serve.child import Child
+from flashnext.serve.control import Control
 from flashnext.serve.endings import Trouble, error_for
 from flashnext.serve.logfile import LogFile
 from flashnext.serve.notify import Notifier
 from flashnext.serve.plan import Plan
 from flashnext.serve.states import State, check_transition
+from flashnext.serve.timings import ACCEPTANCE_LOW, DRAFTS_ENOUGH, Acceptance, Drafts, PromptProgress
 
 _TICK_S = 0.2
 _VGPU_START_S = 20.0
@@ -105,12 +106,15 @@ class Supervisor:
         previous = {number: signal.signal(number, self._caught) for number in _STOP_SIGNALS}
         # a core of a process with pinned weights would be as large as the model
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        control = Control(lambda: self._record.service, self._log.tail)
+        self._record.update(control=control.url)
         try:
             self._start("asked to serve")
             while self.state not in _ENDS:
                 self._step()
         finally:
             self._tear_down()
+            control.close()
             self._record.end()
             self._log.close()
             for number, handler in previous.items():
@@ -132,25 +136,39 @@ class Supervisor:
             self._tick()
 
     def _handle(self, event: Event) -> None:
-        match event.what, event.child:
-            case Ended(), Child() as child:
+        if event.child is not None:
+            self._child_said(event.child, event.what)
+        else:
+            self._prober_said(event.what)
+
+    def _child_said(self, child: Child, what: object) -> None:
+        match what:
+            case Ended():
                 self._ended(child)
-            case markers.Marker() as marker, Child() as child:
+            case markers.Marker() as marker:
                 self._marker(child, marker)
-            case Finding() as finding, Child() as child:
+            case Finding() as finding:
                 self._found(child, finding)
-            case prober.Healthy(), _:
+            case Acceptance() as seen:
+                self._accepted(seen)
+            case PromptProgress() as prompt:
+                self._progress_at = time.monotonic()
+                self._record.gauge("prompt_share", prompt.share)
+
+    def _prober_said(self, what: object) -> None:
+        match what:
+            case prober.Healthy():
                 if self.state is State.STARTING:
                     self._to(State.WARMING, "the model is loaded; checking its text")
-            case prober.CheckPassed() as passed, _:
+            case prober.CheckPassed() as passed:
                 self._passed(passed)
-            case prober.CheckFailed() as failed, _:
+            case prober.CheckFailed() as failed:
                 self._check_failed(failed)
-            case Acceptance() as seen, _:
-                self._accepted(seen)
-            case prober.Slots() as slots, _:
+            case prober.Slots() as slots:
                 self._slots(slots)
-            case prober.Devices() as found, _:
+            case prober.Metrics() as found:
+                self._record.update(metrics=found.values)
+            case prober.Devices() as found:
                 self._record.update(devices=found.devices)
 
     def _tick(self) -> None:
@@ -164,10 +182,14 @@ class Supervisor:
             self._trouble(Trouble(finding.kind, f"{finding.text}, and the process did not end", finding.line))
         elif self.state is State.STARTING:
             self._loading(now)
-        elif self.state is State.WARMING and now - self._since > 3 * self.life.check_limit_s + 10:
+        elif self.state is State.WARMING and now - self._moved() > 3 * self.life.check_limit_s + 10:
             self._trouble(Trouble("check-late", "the ready check did not come to an end"))
         elif self.state in (State.READY, State.DEGRADED):
             self._watch(now)
+
+    def _moved(self) -> float:
+        """When the ready check last had reason to hope: it may wait behind clients of a server that moves."""
+        return max(self._since, self._progress_at)
 
     def _resume(self, now: float) -> None:
         """Start again once the pause is over and the devices are as free as the profile wants them."""
@@ -254,7 +276,7 @@ class Supervisor:
                 self._log,
                 on_marker=post,
                 on_finding=post,
-                on_acceptance=post,
+                on_timing=post,
                 on_line=self._on_line,
                 on_end=lambda child: post(child, Ended()),
             )
@@ -328,7 +350,7 @@ class Supervisor:
             asked, free = (int(marker.data.get(key, 0)) for key in ("asked_bytes", "free_bytes"))
             self._refused = f"{child.name} refused {asked:,} bytes, {free:,} were free"
         elif marker.event == "refused":
-            reason = marker.data.get("reason") or json.dumps(dict(marker.data))
+            reason = marker.data.get("reason") or json.dumps(marker.data.get("wrong") or dict(marker.data))
             self._trouble(Trouble("refused", f"the native code refuses ({marker.kind}): {reason}"))
         elif marker.name in ("phase:begin", "phase:end"):
             self._phase_open += 1 if marker.event == "begin" else -1

@@ -20,6 +20,7 @@ from flashnext.errors import (
 from flashnext.model.inspect import inspect_model
 from flashnext.profile.load import Loaded
 from flashnext.profile.schema import ModelFile
+from flashnext.serve import memory
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ def problems(loaded: Loaded, weights: Weights, *, hashes: bool = False) -> Itera
         text = f"{place}: {profile.context.size} tokens, the model has {trained}: upstream cuts it silently"
         yield ContextTooLongError("the context is longer than the model's", context=[text])
     yield from _placement(loaded, [tensor.name for tensor in found.tensors])
+    yield from memory.problems(loaded, found.tensors)
 
 
 def _placement(loaded: Loaded, names: Sequence[str]) -> Iterator[FlashnextError]:

@@ -13,6 +13,7 @@ Keys of a behaviour, all optional:
   hang_all_after                 that completion and all after it get no answer
   ignore_term, busy, spam_mb     no end by TERM; slots that never move; so much log
   text, text_after [n, text]     what completions say, and what they say after the n-th
+  queue_s                        completions wait so long while the slots move, as behind other clients
   error_500                      every completion fails with this message
   stamp, help_without            --version's stamp line; flags that --help does not know
   vgpu_silent                    a virtual GPU that announces no port
@@ -90,7 +91,14 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200 if loaded else 503, {"status": "ok" if loaded else "loading"})
         elif self.path == "/slots":
             busy = bool(do.get("busy"))
-            slot = {"id": 0, "id_task": 1, "is_processing": busy, "n_prompt_tokens_processed": 7}
+            moving = "queue_s" in do
+            read = int(time.monotonic() * 100) if moving else 7
+            slot = {
+                "id": 0,
+                "id_task": 1,
+                "is_processing": busy or moving,
+                "n_prompt_tokens_processed": read,
+            }
             self.answer(200, [slot])
         else:
             self.answer(404, {})
@@ -100,6 +108,8 @@ class Handler(BaseHTTPRequestHandler):
         do = self.server.do
         self.server.completions += 1
         count = self.server.completions
+        if "queue_s" in do and time.monotonic() < self.server.ready_at + do["queue_s"]:
+            time.sleep(do["queue_s"])
         if count == do.get("at_request"):
             if do.get("hang"):
                 time.sleep(3600)

@@ -62,7 +62,11 @@ class Running:
                 return None
             return state if state.get("state") in wanted else None
 
-        return dict(until(there, f"state {wanted}; now {self.state().get('state')}", timeout_s))
+        try:
+            return dict(until(there, f"state {wanted}", timeout_s))
+        except AssertionError as error:
+            story = [f"{t['at']} {t['state']}: {t['reason']}" for t in self.state().get("transitions", ())]
+            raise AssertionError("\n".join([str(error), *story])) from None
 
     def pids(self) -> list[int]:
         return [child["pid"] for child in self.state().get("children", [])]

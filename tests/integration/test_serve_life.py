@@ -18,6 +18,8 @@ import pytest
 import yaml
 from serve_home import FakeHome, Running, free_port, until
 
+from flashnext.loopback import Reply, request
+
 pytestmark = pytest.mark.timeout(90)
 
 
@@ -409,6 +411,20 @@ def test_slow_loading_with_progress_survives(home: FakeHome) -> None:
     running.until_state("ready")
 
 
+def test_ready_check_waits_behind_clients_of_a_server_that_moves(home: FakeHome) -> None:
+    home.behave({"queue_s": 4})
+    running = home.serve(profile=home.profile(life={"check_limit_s": 1}))
+    running.until_state("ready")
+    assert len(home.launches("server")) == 1
+
+
+def test_ready_check_without_an_answer_or_movement_fails(home: FakeHome) -> None:
+    home.behave({"hang_all_after": 2})
+    running = home.serve(profile=home.profile(life={"check_limit_s": 1}))
+    assert running.end() == 8
+    assert "second check: no answer to a completion" in running.err
+
+
 def test_virtual_gpu_that_does_not_come_up(home: FakeHome) -> None:
     home.behave({"vgpu_silent": True})
     running = home.serve()
@@ -628,6 +644,39 @@ def test_what_the_service_manager_hears(home: FakeHome) -> None:
         assert running.end() == 143
     for launch in home.launches("server"):
         assert "NOTIFY_SOCKET" not in launch["env"], "a child cannot speak for us"
+
+
+def test_control_port(home: FakeHome) -> None:
+    home.behave([{"exit_after_s": 5, "load_s": 1}, {"load_s": 3}])
+    running = home.serve()
+    url = until(lambda: running.state().get("control"), "a control port")
+    address = ("127.0.0.1", int(url.rpartition(":")[2]))
+
+    def get(path: str) -> Reply:
+        return request(address, path)
+
+    loading = get("/readyz")
+    assert loading.status == 503 and loading.data["message"] and "progress" in loading.data
+    running.until_state("ready")
+    assert get("/readyz").status == 200 and get("/healthz").text == "ok\n"
+    assert get("/status").data["port"] == running.port
+    assert 'flashnext_state{state="ready"} 1' in get("/metrics").text
+    assert "fn:vgpu:listening" in get("/logs?n=50").text
+    assert get("/logs?n=1").text.count("\n") == 1
+    page = get("/").text
+    assert "<title>flashnext</title>" in page and "http" not in page.replace("http-equiv", ""), (
+        "no other host"
+    )
+    assert get("/nowhere").status == 404
+    running.until_state("backoff", "starting")
+    assert get("/readyz").status == 503 and get("/healthz").status == 200
+    running.until_state("ready")
+    assert "flashnext_restarts_total 1" in get("/metrics").text
+    with socket.create_connection(address) as evil:
+        evil.sendall(b"GET /status HTTP/1.1\r\nHost: evil.example:80\r\n\r\n")
+        assert b" 403 " in evil.recv(100)
+    running.signal(signal.SIGTERM)
+    assert running.end() == 143
 
 
 def test_api_key_stays_out_of_sight(home: FakeHome) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flashnext.failures import Action, classify, ending
 from flashnext.loopback import Reply
-from flashnext.serve import acceptance, prober
+from flashnext.serve import metrics, prober, timings
 from flashnext.serve.binary import known_flags
 from flashnext.serve.logfile import LogFile
 from flashnext.serve.sanity import degenerate
@@ -113,7 +113,7 @@ def test_slots_are_condensed_and_tolerant() -> None:
         "next_token": [{"n_decoded": 3}],
     }
     slots = prober.read_slots([slot, "junk", {}])
-    assert (slots.busy, slots.read, slots.to_read, slots.written) == (True, 50, 100, 3)
+    assert (slots.busy, slots.read, slots.written) == (True, 50, 3)
     assert (
         prober.read_slots([{**slot, "next_token": [{"n_decoded": 4}]}]).mark != prober.read_slots([slot]).mark
     )
@@ -136,20 +136,56 @@ def test_every_state_can_be_reached_and_every_live_state_can_stop() -> None:
 
 
 def test_acceptance_forgets_slowly() -> None:
-    account = acceptance.Drafts()
+    account = timings.Drafts()
     for _ in range(10):
-        account = account.add(acceptance.Acceptance(100, 100))
+        account = account.add(timings.Acceptance(100, 100))
     for _ in range(20):
-        account = account.add(acceptance.Acceptance(0, 100))
+        account = account.add(timings.Acceptance(0, 100))
     assert account.rate < 0.2
-    assert acceptance.DRAFTS_ENOUGH <= account.drafted <= 2 * acceptance.DRAFTS_ENOUGH
-    assert acceptance.Drafts().rate == 0.0
+    assert timings.DRAFTS_ENOUGH <= account.drafted <= 2 * timings.DRAFTS_ENOUGH
+    assert timings.Drafts().rate == 0.0
 
 
 def test_acceptance_line_of_the_pin() -> None:
     line = "id  0 | draft acceptance = 0.57576 (   19 accepted /    33 generated), mean len =  2.73"
-    assert acceptance.parse(line) == acceptance.Acceptance(19, 33)
-    assert acceptance.parse("draft acceptance rate unknown") is None
+    assert timings.parse(line) == timings.Acceptance(19, 33)
+    assert timings.parse("draft acceptance rate unknown") is None
+
+
+def test_progress_line_of_the_pin() -> None:
+    line = "prompt processing, n_tokens =   4096, progress = 0.46, t =   4.10 s / 999.02 tokens per second"
+    assert timings.parse(line) == timings.PromptProgress(0.46)
+
+
+METRICS = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 400
+llamacpp:prompt_seconds_total 2
+llamacpp:tokens_predicted_total 90
+llamacpp:tokens_predicted_seconds_total 3
+llamacpp:kv_cache_usage_ratio nan
+fn_expert_cache_hits_total{device="RPC0"} 60
+fn_expert_cache_hits_total{device="RPC1"} 15
+fn_expert_cache_misses_total{device="RPC0"} 25
+llamacpp:spec_decode_num_draft_tokens_total 10
+llamacpp:spec_decode_num_accepted_tokens_total 8
+process_open_fds 12
+junk
+"""
+
+
+def test_metrics_are_summed_over_devices_and_told_in_words() -> None:
+    found = metrics.parse(METRICS)
+    assert found["fn_expert_cache_hits_total"] == 75
+    assert "process_open_fds" not in found and "llamacpp:kv_cache_usage_ratio" not in found
+    words = ["prompts 200 t/s", "answers 30.0 t/s", "cache hits 75.0%", "acceptance 80.0%"]
+    assert metrics.summary(found) == words
+    assert metrics.summary({}) == []
+
+
+@given(st.text())
+def test_any_text_is_metrics_or_nothing(text: str) -> None:
+    metrics.parse(text)
 
 
 def test_log_is_capped_and_keeps_the_last_lines(tmp_path: Path) -> None:

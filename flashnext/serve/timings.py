@@ -1,4 +1,7 @@
-"""How many of the drafter's tokens the model accepts, from llama-server's own line after each answer."""
+"""What llama-server's own log lines say about a prompt under way and about accepted drafts.
+
+``/slots`` tells neither how long the prompt is nor how many drafts were accepted.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,18 @@ from dataclasses import dataclass
 
 DRAFTS_ENOUGH = 500
 ACCEPTANCE_LOW = 0.05
-_LINE = re.compile(r"draft acceptance = \d\.\d+ \(\s*(\d+) accepted /\s*(\d+) generated\)")
+_ACCEPTANCE = re.compile(r"draft acceptance = \d\.\d+ \(\s*(\d+) accepted /\s*(\d+) generated\)")
+
+_PROMPT = re.compile(r"prompt processing, n_tokens = +\d+, progress = (\d\.\d+)")
+# a block without one of these has no line for us
+NEEDLES = ("draft acceptance", "prompt processing")
+
+
+@dataclass(frozen=True)
+class PromptProgress:
+    """The share of the prompt that is read (cached tokens included), 0 to 1."""
+
+    share: float
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,10 @@ class Drafts:
         return Drafts(accepted, drafted)
 
 
-def parse(line: str) -> Acceptance | None:
-    """The account of one answer, None for every other line."""
-    match = _LINE.search(line)
+def parse(line: str) -> Acceptance | PromptProgress | None:
+    """What a line tells, None for every line that tells nothing of this."""
+    match = _PROMPT.search(line)
+    if match is not None:
+        return PromptProgress(min(1.0, float(match[1])))
+    match = _ACCEPTANCE.search(line)
     return Acceptance(int(match[1]), int(match[2])) if match else None

@@ -1,0 +1,110 @@
+"""The control port: what the service is doing, for programs and for a person's browser. Loopback only.
+
+It reads the supervisor's record and changes nothing. Clients of the model never pass through here.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.parse
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+
+from flashnext.serve.states import State
+from flashnext.services import Service
+
+_HOSTS = {"127.0.0.1", "localhost", "[::1]"}
+_KEEP_LINES = 100
+
+
+class Control:
+    """Serves on a free loopback port, in threads of its own, until :meth:`close`."""
+
+    def __init__(self, service: Callable[[], Service], log_tail: Callable[[int], list[str]]) -> None:
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.service, self._server.log_tail = service, log_tail
+        threading.Thread(target=self._server.serve_forever, name="control", daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    service: Callable[[], Service]
+    log_tail: Callable[[int], list[str]]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = 10
+
+    def do_GET(self) -> None:
+        # a page of another site that points its name at 127.0.0.1 would still send its own name
+        host = self.headers.get("Host", "").rpartition(":")[0]
+        if host not in _HOSTS:
+            self._answer(403, "text/plain", "only for this machine\n")
+            return
+        path, _, query = self.path.partition("?")
+        service = self.server.service()
+        match path:
+            case "/healthz":
+                self._answer(200, "text/plain", "ok\n")
+            case "/readyz":
+                ready = service.state == State.READY
+                self._answer(200 if ready else 503, "application/json", json.dumps(readiness(service)))
+            case "/status":
+                self._answer(200, "application/json", service.model_dump_json())
+            case "/metrics":
+                self._answer(200, "text/plain; version=0.0.4", exposition(service))
+            case "/logs":
+                count = urllib.parse.parse_qs(query).get("n", [str(_KEEP_LINES)])[0]
+                lines = self.server.log_tail(min(int(count), _KEEP_LINES) if count.isdigit() else _KEEP_LINES)
+                self._answer(200, "text/plain; charset=utf-8", "\n".join(lines) + "\n")
+            case "/":
+                page = resources.files("flashnext.serve").joinpath("page.html").read_text(encoding="utf-8")
+                self._answer(200, "text/html; charset=utf-8", page)
+            case _:
+                self._answer(404, "text/plain", "there are / /healthz /readyz /status /metrics /logs\n")
+
+    def _answer(self, status: int, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """No access log: pollers would drown everything else."""
+
+
+def readiness(service: Service) -> dict[str, object]:
+    """``{ready, state, progress, message}``; progress is the share of the prompt that is read, else None."""
+    progress = service.counters.get("prompt_share")
+    ready = service.state == State.READY
+    return {"ready": ready, "state": service.state, "progress": progress, "message": service.reason}
+
+
+def exposition(service: Service) -> str:
+    """Prometheus text: our own series, then llama-server's as they were polled last."""
+    lines = ["# TYPE flashnext_state gauge"]
+    lines += [f'flashnext_state{{state="{s}"}} {int(service.state == s)}' for s in State]
+    own = {
+        "flashnext_restarts_total": service.restarts,
+        "flashnext_start_to_ready_seconds": service.counters.get("start_to_ready_s", 0),
+    }
+    lines += [f"{name} {value}" for name, value in own.items()]
+    for device in service.devices:
+        for key in ("memory_bytes", "allocated_bytes"):
+            lines.append(f'flashnext_device_{key}{{device="{device["name"]}"}} {device.get(key, 0)}')
+    lines += [f"{name} {value:.17g}" for name, value in sorted(service.metrics.items())]
+    return "\n".join(lines) + "\n"
