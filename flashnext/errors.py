@@ -472,6 +472,13 @@ class HostNotQualifiedError(HostError):
     hint = "mend what is named above, or serve another profile (`flashnext profile list`)"
 
 
+class MemoryUnfitError(HostError):
+    """The plan of a profile's memory is larger than what devices or host have left."""
+
+    id = "memory-unfit"
+    hint = "see `flashnext plan --profile NAME` for the whole calculation"
+
+
 class NoBuildError(HostError):
     id = "no-build"
     hint = "run `flashnext build`"
