@@ -39,9 +39,12 @@ def probe_limits() -> Limits:
     )
 
 
-def memlock() -> int | None:
-    """The soft RLIMIT_MEMLOCK of this process, which its children inherit."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+def memlock(pid: int = 0) -> int | None:
+    """The soft RLIMIT_MEMLOCK of a process (0: this one), which its children inherit; None without a limit.
+
+    Raises OSError for a process that is gone or not ours.
+    """
+    soft, _ = resource.prlimit(pid, resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
