@@ -148,6 +148,11 @@ class NothingToWriteError(UsageError):
     hint = "edit the vendored files in the folder named above first"
 
 
+class ReportWriteError(UsageError):
+    id = "report-not-written"
+    hint = "choose another file with `--out`; an existing one is never replaced"
+
+
 class SamePinError(UsageError):
     id = "same-pin"
     hint = "`--to` wants a pin file of another version; the present one is vendor/pin.toml"

@@ -29,6 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "status": ("flashnext.cli.status", "Show what is served, and how it is."),
     "stop": ("flashnext.cli.stop", "Stop a service."),
     "service": ("flashnext.cli.service", "Run a profile as a systemd service."),
+    "report": ("flashnext.cli.report", "Write one redacted archive for a bug report."),
     "logs": ("flashnext.cli.logs", "Show the log of a service."),
     "bench": ("flashnext.cli.bench", "Measure arms against each other, report and compare."),
 }
