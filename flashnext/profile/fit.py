@@ -86,7 +86,8 @@ def judge(loaded: Loaded, model: Path, head: Path | None = None) -> Verdict:
     plan = memory.draw(sources.hyper, sources.tensors, chosen, sources.head)
     rooms = tuple(_rooms(loaded.profile))
     refusals = [*_devices(plan, rooms, chosen), *_host(plan, limits, chosen)]
-    change = _change(sources, chosen, rooms, limits) if refusals else None
+    least = loaded.profile.context.batch
+    change = _change(sources, chosen, rooms, limits, least) if refusals else None
     return Verdict(
         plan, rooms, limits, tuple(refusals), tuple(_warnings(plan, rooms, limits, chosen)), change
     )
@@ -210,7 +211,9 @@ def _warnings(plan: MemoryPlan, rooms: tuple[Room, ...], limits: Limits, chosen:
             yield f"{place.name}: {mib(margin)} to spare; a desktop or another program takes that in a moment"
 
 
-def _change(sources: Sources, chosen: Settings, rooms: tuple[Room, ...], limits: Limits) -> str | None:
+def _change(
+    sources: Sources, chosen: Settings, rooms: tuple[Room, ...], limits: Limits, least_context: int
+) -> str | None:
     """The first single change that makes everything fit, the mildest first; None where none does."""
 
     def fits(attempt: Settings, free_rooms: tuple[Room, ...] = rooms) -> bool:
@@ -229,8 +232,11 @@ def _change(sources: Sources, chosen: Settings, rooms: tuple[Room, ...], limits:
             "set phase_prefill.micro_batch to 512, or remove the section: the prompt's workspace does not fit"
         )
     context = _largest(chosen.context, 256, lambda n: fits(replace(chosen, context=n)))
-    if context >= 1024:
+    if context >= least_context:
         return f"lower context.size to {context}; it is the most that fits"
+    for half in (chosen.micro_batch // 2, chosen.micro_batch // 4, chosen.micro_batch // 8):
+        if half >= 64 and fits(replace(chosen, micro_batch=half)):
+            return f"lower context.micro_batch to {half}; prompts are read more slowly then"
     cache = _largest(chosen.prompt_cache_bytes, MIB, lambda n: fits(replace(chosen, prompt_cache_bytes=n)))
     if cache or (chosen.prompt_cache_bytes and fits(replace(chosen, prompt_cache_bytes=0))):
         return f"lower context.prompt_cache_mib to {cache // MIB}"
