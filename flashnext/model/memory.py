@@ -56,7 +56,10 @@ class Settings:
 
 
 class DevicePlan(Artefact):
-    """Bytes on one device. ``need`` is the wider of the two moments: decode with slots, prefill without."""
+    """Bytes on one device. ``need`` is the wider of two moments: decode with slots, prefill without.
+
+    The workspaces are those of the model and, on the head's device, of the draft context.
+    """
 
     index: int
     layers: int
@@ -148,11 +151,12 @@ def draw(
     batch = workspace.Batch(
         settings.cells, min(settings.prefill_micro_batch or settings.micro_batch, settings.cells)
     )
+    draft = workspace.draft_bytes(head.hyper, batch)[1] if head is not None else 0
     host = HostPlan(
         pinned=pinned,
         weights=plain,
         mapped=mapped,
-        workspace=workspace.host_bytes(hyper, batch),
+        workspace=workspace.host_bytes(hyper, batch) + draft,
         prompt_cache=settings.prompt_cache_bytes,
         overhead=settings.host_overhead_bytes,
         devices=0 if settings.cuda else sum(d.need for d in devices),
@@ -228,7 +232,14 @@ def _device(
             hyper, batch, sparse_layers=sparse, first=index == 0, copied_bytes=copied
         )
 
-    decode = room(settings.micro_batch)
+    drafting = head if index == settings.head_device else None
+
+    def draft_room(tokens: int) -> int:
+        batch = workspace.Batch(cells, min(tokens, cells))
+        return workspace.draft_bytes(drafting.hyper, batch)[0] if drafting is not None else 0
+
+    decode = room(settings.micro_batch) + draft_room(settings.micro_batch)
+    prefill = settings.prefill_micro_batch
     return DevicePlan(
         index=index,
         layers=len(own),
@@ -236,10 +247,10 @@ def _device(
         kv=sum(2 * element.row_bytes(hyper.kv_heads[i] * hyper.head_dim) for i in full) * cells,
         indexer=sparse * element.row_bytes(hyper.index_dim) * cells,
         recurrent=_recurrent(hyper, own) * settings.sequences * (1 + settings.drafts),
-        head=_head(head, settings) if head is not None and index == settings.head_device else 0,
+        head=_head(drafting, settings) if drafting is not None else 0,
         slots=slots,
         workspace=decode,
-        workspace_prefill=room(settings.prefill_micro_batch) if settings.prefill_micro_batch else decode,
+        workspace_prefill=room(prefill) + draft_room(prefill) if prefill else decode,
         overhead=settings.device_overhead_bytes,
         slots_during_prefill=0 if settings.releases_slots else slots,
     )
@@ -260,12 +271,10 @@ def _recurrent(hyper: Hyper, layers: Iterable[int]) -> int:
 
 
 def _head(head: Head, settings: Settings) -> int:
-    """Weights, dense KV of one layer, and a workspace with its own mask for a draft context."""
+    """Weights and the dense KV of one layer."""
     hyper, cells = head.hyper, settings.cells
     element = TYPE_BY_NAME[settings.kv_type.upper()]
     weights = sum(t.size_bytes for t in head.tensors if not t.name.startswith(_INPUT))
     last = hyper.layers  # the prediction block comes after the trunk's
     kv = 2 * element.row_bytes(hyper.kv_heads[last] * hyper.head_dim) * cells
-    batch = workspace.Batch(cells, min(settings.micro_batch, cells))
-    room = workspace.device_bytes(hyper, batch, sparse_layers=0, first=True)
-    return weights + kv + room
+    return weights + kv
