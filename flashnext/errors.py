@@ -148,6 +148,11 @@ class NothingToWriteError(UsageError):
     hint = "edit the vendored files in the folder named above first"
 
 
+class ReportWriteError(UsageError):
+    id = "report-not-written"
+    hint = "choose another file with `--out`; an existing one is never replaced"
+
+
 class SamePinError(UsageError):
     id = "same-pin"
     hint = "`--to` wants a pin file of another version; the present one is vendor/pin.toml"
@@ -470,6 +475,13 @@ class HostNotQualifiedError(HostError):
 
     id = "host-not-qualified"
     hint = "mend what is named above, or serve another profile (`flashnext profile list`)"
+
+
+class MemoryUnfitError(HostError):
+    """The plan of a profile's memory is larger than what devices or host have left."""
+
+    id = "memory-unfit"
+    hint = "see `flashnext plan --profile NAME` for the whole calculation"
 
 
 class NoBuildError(HostError):

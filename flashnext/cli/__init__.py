@@ -23,10 +23,13 @@ VERBS: dict[str, tuple[str, str]] = {
     ),
     "model": ("flashnext.cli.model", "Inspect model files and write synthetic ones."),
     "profile": ("flashnext.cli.profile", "List, show and check profiles."),
+    "plan": ("flashnext.cli.plan", "Show what a profile takes in VRAM and in host memory."),
+    "doctor": ("flashnext.cli.doctor", "Find what is wrong with this machine, and the fix."),
     "serve": ("flashnext.cli.serve", "Serve a model by a profile."),
     "status": ("flashnext.cli.status", "Show what is served, and how it is."),
     "stop": ("flashnext.cli.stop", "Stop a service."),
     "service": ("flashnext.cli.service", "Run a profile as a systemd service."),
+    "report": ("flashnext.cli.report", "Write one redacted archive for a bug report."),
     "logs": ("flashnext.cli.logs", "Show the log of a service."),
     "bench": ("flashnext.cli.bench", "Measure arms against each other, report and compare."),
 }

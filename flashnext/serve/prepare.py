@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flashnext import paths, services
@@ -13,6 +13,7 @@ from flashnext.profile import command
 from flashnext.profile.load import Loaded
 from flashnext.serve import binary, host, weights
 from flashnext.serve.plan import Plan
+from flashnext.serve.room import room
 
 DRIVER_WAIT_S = 20.0
 
@@ -42,18 +43,21 @@ def prepare(loaded: Loaded, options: Options, report: weights.Progress) -> Plan:
     build = _build(loaded, options, config_home, refusals)
     if loaded.profile.model.synthetic is None or options.model is not None:
         refusals += weights.problems(loaded, files, hashes=options.hashes)
+        refusals += room(loaded, files)[0]
     _refuse(refusals)
     assert build is not None
     weights.make_if_absent(loaded, files, report)
     plan = draw(loaded, build, files, port)
     env = command.env(loaded.profile, plan.place)
+    unfit, tight = room(loaded, files)
     _refuse(
         [
+            *unfit,
             *weights.problems(loaded, files),
             *binary.unknown_flags(build.bin / binary.SERVER, plan.server_line(("x",)), env),
         ]
     )
-    return plan
+    return replace(plan, warnings=(*plan.warnings, *tight))
 
 
 def sketch(loaded: Loaded, options: Options) -> Plan:

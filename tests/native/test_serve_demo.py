@@ -141,16 +141,13 @@ def test_port_in_use_is_refused_before_any_launch(home: RealHome) -> None:
     assert not (home.root / "data/flashnext/models").exists()
 
 
-def test_model_that_does_not_fit_its_devices_fails_cleanly(home: RealHome) -> None:
+def test_model_that_does_not_fit_its_devices_is_refused(home: RealHome) -> None:
     file = home.profile(
         model={"synthetic": "demo"}, devices={"memory_mib": 64}, context={"size": 65_536, "kv_type": "f32"}
     )
     running = home.serve(profile=file)
-    assert running.end(90) == 8
-    assert "error[server-start-failed]" in running.err and "log: " in running.err
-    state = running.state()
-    assert state["state"] == "fatal"
-    assert any("fn:vgpu:refused" in line for line in state["last_lines"]), state["last_lines"]
+    assert running.end(90) == 4
+    assert "error[memory-unfit]" in running.err and "VGPU0:" in running.err and "short by" in running.err
     home.nothing_left()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from flashnext import paths
 from flashnext.errors import HostError, LockedError, ProfileError
 from flashnext.profile import load
 from flashnext.serve import unit
@@ -60,3 +61,12 @@ def test_systemd_accepts_it(account: str | None, tmp_path: Path) -> None:
 
     assert complaints(text.replace("LimitMEMLOCK", "LimitMEMLOK")), "systemd does not look at the file at all"
     assert complaints(text) == []
+
+
+def test_the_shipped_unit_is_the_rendered_one() -> None:
+    """An example for packagers; `flashnext service` writes one for this machine."""
+    profile = load.load("2x3090").profile
+    folders = [Path("/var/lib/flashnext/.local"), Path("/var/lib/flashnext/.cache")]
+    command = ["/opt/flashnext/bin/flashnext", "serve", "--profile", "2x3090"]
+    text = unit.render(profile, command, writable=folders, account="flashnext")
+    assert (paths.data_root() / "launch/systemd/flashnext.service").read_text() == text

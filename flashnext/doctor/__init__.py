@@ -1,0 +1,1 @@
+"""What is right and wrong with this machine for serving: facts from `probe`, judged here."""
