@@ -127,7 +127,7 @@ def table(verdict: Verdict) -> list[str]:
         total, used = (room.total, room.used) if room else (device.need, 0)
         lines.append(f"{names[index]:<14} {_bar(device, _DEVICE_ROWS, total, used)}")
     lines.append(f"{'host':<14} {_bar(found.host, _HOST_ROWS, verdict.limits.available_bytes, 0)}")
-    keys: dict[str, str] = {"#": "in use by others", "!": "does not fit"}
+    keys: dict[str, str] = {"#": "in use by others", "!": "does not fit", "o": "overhead"}
     for _, key, label in (*_DEVICE_ROWS, *_HOST_ROWS):
         keys.setdefault(key, label)
     keys.pop("")

@@ -114,6 +114,7 @@ class LlamaServer(Program):
         on: tuple[VirtualGpu, ...] = (),
         experts_on_devices: bool = False,
         ready_s: float | None = START_S,
+        env: dict[str, str] | None = None,
     ) -> None:
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         argv: list[str | Path] = [bin_dir / "llama-server", "-m", model, "--host", "127.0.0.1"]
@@ -125,7 +126,7 @@ class LlamaServer(Program):
             argv += ["-ngl", "0"]
         config = folder / "empty-config"
         config.mkdir(exist_ok=True)
-        super().__init__([*argv, *options], folder, {"XDG_CONFIG_HOME": str(config)})
+        super().__init__([*argv, *options], folder, {"XDG_CONFIG_HOME": str(config), **(env or {})})
         if ready_s is not None and not self.wait_ready(ready_s):
             self.stop()
             raise AssertionError(f"llama-server is not ready:\n{self.text}")
