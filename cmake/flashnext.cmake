@@ -15,7 +15,8 @@
 #   FLASHNEXT_SERIES_HASH    hash over the series of patches       (optional, "unknown" when empty)
 #   FLASHNEXT_FEATURES       ids, comma separated, for the stamp   (optional, default: those of the features file;
 #                            when it names others than the features file, configuring stops)
-#   FLASHNEXT_TESTS          ON builds and registers the features' C++ tests (label = id); needs no upstream tests
+#   FLASHNEXT_TESTS          ON builds and registers the features' C++ tests (label = id); needs no upstream tests.
+#                            Sources of ours are compiled with the definition FLASHNEXT_TESTS then (fault switches)
 #
 # Target flashnext-all builds what the product needs: llama-server, ggml-rpc-server, llama-bench, the features'
 # executables and, with FLASHNEXT_TESTS, their tests.
@@ -149,6 +150,10 @@ function(fn_feature_sources id target)
     get_target_property(target_dir ${target} SOURCE_DIR)
     set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target}
         PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON INCLUDE_DIRECTORIES "${target_dir}")
+    if (FLASHNEXT_TESTS)
+        # switches that make the product fail on purpose exist in builds for tests alone
+        set_property(SOURCE ${ARGN} TARGET_DIRECTORY ${target} APPEND PROPERTY COMPILE_DEFINITIONS FLASHNEXT_TESTS)
+    endif()
 endfunction()
 
 # One executable of ours, with upstream's internal headers reachable. Sets <out> to ON when it was made.

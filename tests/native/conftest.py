@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from mtp_models import Models
 from native_servers import LlamaServer, VirtualGpu
+from phase_child import Child
+from phase_server import PhaseServer
 
 from flashnext.build import pipeline
 from flashnext.model.synth import SynthRequest, synthesise
@@ -80,5 +82,53 @@ def llama_server(
         def start(*options: str, on: tuple[VirtualGpu, ...] = (), **kwargs: Any) -> LlamaServer:
             server = LlamaServer(native_build.bin, tiny_model, tmp_path, *options, on=on, **kwargs)
             return stack.enter_context(server)
+
+        yield start
+
+
+@pytest.fixture
+def phase_gpus(vgpu: Callable[..., VirtualGpu]) -> tuple[VirtualGpu, VirtualGpu]:
+    return vgpu("--memory", "2GiB"), vgpu("--memory", "2GiB")
+
+
+@pytest.fixture
+def phase_child(
+    native_build: NativeBuild, mtp_models: Models, phase_gpus: tuple[VirtualGpu, ...], tmp_path: Path
+) -> Iterator[Callable[..., Child]]:
+    """Starts a session on the tiny model with an embedded head, on two virtual GPUs."""
+    with ExitStack() as stack:
+
+        def start(env: dict[str, str] | None = None) -> Child:
+            endpoints = [gpu.endpoint for gpu in phase_gpus]
+            return stack.enter_context(
+                Child(native_build.bin, mtp_models.embedded(), endpoints, tmp_path, env)
+            )
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def phase_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The demo model with fewer layers, and its head."""
+    out = tmp_path_factory.mktemp("phase-demo")
+    request = SynthRequest(kind="demo", out=out, mtp="shared", layers=4)
+    made = synthesise(request, lambda _total: None, lambda _bytes: None)
+    assert made.head is not None
+    return made.model, made.head
+
+
+@pytest.fixture
+def phase_server(
+    native_build: NativeBuild, phase_files: tuple[Path, Path], phase_gpus: tuple[VirtualGpu, ...], tmp_path: Path
+) -> Iterator[Callable[..., PhaseServer]]:
+    """Starts the server; the one before is ended first, since a virtual GPU serves one client."""
+    with ExitStack() as stack:
+
+        def start(*options: str, **kwargs: Any) -> PhaseServer:
+            stack.pop_all().close()
+            started = PhaseServer(
+                native_build.bin, phase_files, tmp_path, phase_gpus, *options, **kwargs
+            )
+            return stack.enter_context(started)
 
         yield start

@@ -1,0 +1,112 @@
+"""A transition that fails in llama-server: an answer with a stable code, the exit code, and nothing that hangs."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from native_servers import VirtualGpu
+from phase_script import words
+from phase_server import PhaseServer
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(300)]
+
+Start = Callable[..., PhaseServer]
+EXIT_CODE = 75
+CHECKS = {"begin": "quiesce", "reserve": "reserve", "restore": "restore", "upload": "upload", "generation": "generation"}
+
+
+def expect_failure(server: PhaseServer, check: str, ask: Callable[[], httpx.Response]) -> None:
+    answer = ask()
+    answered = time.monotonic()
+    assert answer.status_code == 503
+    error = answer.json()["error"]
+    assert error["type"] == "unavailable_error"
+    assert error["message"].startswith(f"fn-phase-failed: {check}: ")
+    assert server.ended(timeout_s=5) == EXIT_CODE
+    assert time.monotonic() - answered < 3
+    (failed,) = server.markers("failed")
+    assert failed["check"] == check
+    begins, ends = server.begins_and_ends()
+    assert (failed["begins"], failed["ends"]) == (begins, ends)
+
+
+@pytest.mark.parametrize("at", [1, 2, 5])
+@pytest.mark.parametrize("point", sorted(CHECKS))
+def test_each_point(phase_server: Start, point: str, at: int) -> None:
+    rng = random.Random(at)
+    one = phase_server(phase={"UBATCH": "512", "FAULT": f"{point}:{at}"})
+    for n in range(1, at):
+        one.ask(words(rng, 20 + n), 3)
+        assert one.begins_and_ends() == (n, n)
+    expect_failure(one, CHECKS[point], lambda: one.post(words(rng, 30), 3, timeout_s=10))
+    expected = (at - 1, at - 1) if point in ("begin", "reserve") else (at, at - 1)
+    assert one.begins_and_ends() == expected
+
+
+@pytest.mark.parametrize("moment", ["begin", "end"])
+def test_a_device_without_memory(
+    phase_server: Start, phase_gpus: tuple[VirtualGpu, ...], moment: str
+) -> None:
+    one = phase_server(phase={"UBATCH": "2048"})
+    rng = random.Random(1)
+    one.ask(words(rng, 20), 3)
+    # the first allocation of a begin is a workspace, that of an end the slots of a device
+    allocations = phase_gpus[1].books()["allocations"]
+    one.ask(words(rng, 20), 3)
+    a_round = phase_gpus[1].books()["allocations"] - allocations
+    assert a_round >= 2
+    phase_gpus[1].control(f"fault alloc:{1 if moment == 'begin' else a_round // 2 + 1}")
+    expect_failure(one, "reserve" if moment == "begin" else "restore", lambda: one.post(words(rng, 30), 3))
+
+
+def test_everybody_who_waits_is_told(phase_server: Start) -> None:
+    one = phase_server(phase={"UBATCH": "512", "FAULT": "restore:1"})
+    answers: list[httpx.Response] = []
+    threads = [
+        threading.Thread(target=lambda i=i: answers.append(one.post(words(random.Random(i), 1500), 4)))
+        for i in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.02)
+    for thread in threads:
+        thread.join()
+    assert [a.status_code for a in answers] == [503] * 3
+    assert one.ended(timeout_s=5) == EXIT_CODE
+
+
+def test_a_stream_gets_the_error_too(phase_server: Start) -> None:
+    one = phase_server(phase={"UBATCH": "512", "FAULT": "generation:1"})
+    body: dict[str, Any] = {"prompt": [1, 2, 3] * 20, "n_predict": 4, "stream": True}
+    with httpx.stream("POST", f"{one.url}/completion", json=body, timeout=20) as answer:
+        text = "".join(answer.iter_text())
+    assert "fn-phase-failed: generation" in text
+    assert one.ended(timeout_s=5) == EXIT_CODE
+
+
+def test_verify_in_the_server(phase_server: Start) -> None:
+    one = phase_server(phase={"UBATCH": "512", "VERIFY": "1", "FAULT": "corrupt:2"})
+    rng = random.Random(1)
+    one.ask(words(rng, 40), 3)
+    expect_failure(one, "verify", lambda: one.post(words(rng, 40), 3))
+
+
+def test_logits_of_the_first_token(phase_server: Start, tmp_path: Any) -> None:
+    folder = tmp_path / "logits"
+    folder.mkdir()
+    one = phase_server(phase={"UBATCH": "512", "LOGIT_DUMP": str(folder)})
+    rng = random.Random(1)
+    first = one.ask(words(rng, 600), 2)
+    one.ask(words(rng, 5), 2)
+    files = sorted(folder.iterdir())
+    assert [f.name for f in files] == ["000001.f32", "000002.f32"]
+    values = memoryview(files[0].read_bytes()).cast("f")
+    (marker, _) = one.markers("logits")
+    assert marker["n_vocab"] == len(values) and marker["n_prompt"] == 600
+    assert max(range(len(values)), key=values.__getitem__) == first.tokens[0]
