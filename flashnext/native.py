@@ -5,6 +5,7 @@ cffi in ABI mode: the declarations below are those of fn-build-stamp.h and fn-ph
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -30,7 +31,8 @@ struct fn_phase_stats {
     double begin_ms; double begin_quiesce_ms; double begin_release_ms; double begin_reserve_ms;
     double end_ms; double end_quiesce_ms; double end_restore_ms; double end_reserve_ms;
 };
-struct fn_phase * fn_phase_init(struct llama_context *, struct llama_context *, struct fn_phase_params, char *, size_t);
+struct fn_phase * fn_phase_init(struct llama_context *, struct llama_context *, struct fn_phase_params,
+                                char *, size_t);
 void fn_phase_free(struct fn_phase *);
 int32_t fn_phase_begin(struct fn_phase *, int32_t);
 int32_t fn_phase_end(struct fn_phase *);
@@ -98,11 +100,11 @@ class Library:
     """libllama.so of a build. ``cdef``: further declarations, for callers that need more of its functions."""
 
     def __init__(self, folder: Path, cdef: str = "") -> None:
-        self.ffi = cffi.FFI()
+        self.ffi: Any = cffi.FFI()
         self.ffi.cdef(CDEF + cdef)
         path = folder / "libllama.so"
         try:
-            self.c: Any = self.ffi.dlopen(str(path), self.ffi.RTLD_NOW | self.ffi.RTLD_GLOBAL)
+            self.c: Any = self.ffi.dlopen(str(path), os.RTLD_NOW | os.RTLD_GLOBAL)
         except OSError as e:
             raise NativeLibraryError(f"cannot load {path}", context=[str(e)]) from e
 
@@ -123,7 +125,7 @@ class Library:
         return tuple(filter(None, self.text(self.c.fn_build_features()).split(",")))
 
 
-class PhaseRefused(Exception):
+class PhaseRefusedError(Exception):
     """The contexts do not fit the parameters; the text says why."""
 
 
@@ -147,13 +149,16 @@ class Phase:
         mode: Mode = Mode.TRANSACTION,
         verify: bool = False,
     ) -> Iterator[Phase]:
-        """``target``, ``draft``: struct llama_context pointers that outlive the block. Raises PhaseRefused."""
+        """``target``, ``draft``: struct llama_context pointers that outlive the block.
+
+        Raises PhaseRefusedError.
+        """
         ffi = library.ffi
         params = ffi.new("struct fn_phase_params *", [micro_batch, int(mode), int(verify), 0])
         reason = ffi.new("char[512]")
         handle = library.c.fn_phase_init(target, draft or ffi.NULL, params[0], reason, 512)
         if handle == ffi.NULL:
-            raise PhaseRefused(library.text(reason))
+            raise PhaseRefusedError(library.text(reason))
         try:
             yield cls(library, handle)
         finally:

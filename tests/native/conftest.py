@@ -119,16 +119,17 @@ def phase_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def phase_server(
-    native_build: NativeBuild, phase_files: tuple[Path, Path], phase_gpus: tuple[VirtualGpu, ...], tmp_path: Path
+    native_build: NativeBuild,
+    phase_files: tuple[Path, Path],
+    phase_gpus: tuple[VirtualGpu, ...],
+    tmp_path: Path,
 ) -> Iterator[Callable[..., PhaseServer]]:
     """Starts the server; the one before is ended first, since a virtual GPU serves one client."""
     with ExitStack() as stack:
 
         def start(*options: str, **kwargs: Any) -> PhaseServer:
             stack.pop_all().close()
-            started = PhaseServer(
-                native_build.bin, phase_files, tmp_path, phase_gpus, *options, **kwargs
-            )
+            started = PhaseServer(native_build.bin, phase_files, tmp_path, phase_gpus, *options, **kwargs)
             return stack.enter_context(started)
 
         yield start

@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).with_name("phase_session.py")
 REPO = Path(__file__).parents[2]
 
 
-class Gone(Exception):
+class GoneError(Exception):
     """The child has ended; ``code`` as in subprocess (negative: the signal)."""
 
     def __init__(self, code: int, log: str) -> None:
@@ -26,7 +26,12 @@ class Child:
     """``child("open", micro_batch=64)`` sends one command and returns its answer."""
 
     def __init__(
-        self, bin_dir: Path, model: Path, endpoints: list[str], folder: Path, env: dict[str, str] | None = None
+        self,
+        bin_dir: Path,
+        model: Path,
+        endpoints: list[str],
+        folder: Path,
+        env: dict[str, str] | None = None,
     ) -> None:
         self.log_path = folder / f"session-{os.urandom(4).hex()}.log"
         argv = [sys.executable, str(SCRIPT), str(bin_dir), str(model), ",".join(endpoints)]
@@ -50,7 +55,7 @@ class Child:
         assert self.process.stdout
         line = self.process.stdout.readline()
         if not line:
-            raise Gone(self.process.wait(30), self.log)
+            raise GoneError(self.process.wait(30), self.log)
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -60,7 +65,7 @@ class Child:
             self.process.stdin.write(json.dumps({"op": op, **fields}) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise Gone(self.process.wait(30), self.log) from None
+            raise GoneError(self.process.wait(30), self.log) from None
         return self._answer()
 
     def __enter__(self) -> Self:

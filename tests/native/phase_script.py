@@ -1,4 +1,4 @@
-"""Prompts for a server: lengths log-uniform, follow-ups, edits, clients that leave, prompts over the context."""
+"""Prompts for a server: lengths log-uniform, follow-ups, edits, clients that leave, over the context."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def length(rng: random.Random, longest: int) -> int:
 
 
 def script(seed: int, count: int, longest: int, context: int) -> list[Step]:
-    """Answers are not part of the prompts, so every arm is asked the same. The first four kinds are certain."""
+    """Answers are not part of the prompts, so every arm is asked the same. Each kind occurs."""
     rng = random.Random(seed)
     kinds: list[Kind] = ["fresh", "follow-up", "edit", "again", "leaves", "over"]
     weights = [40, 20, 15, 5, 15, 5]

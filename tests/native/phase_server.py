@@ -1,4 +1,4 @@
-"""llama-server with the exact qualified numbers on the demo model and virtual GPUs, with or without the transaction."""
+"""llama-server with the qualified numbers on the demo model, with or without the transaction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from native_servers import Program, VirtualGpu, free_port
 from flashnext import proc
 
 START_S = 90.0
-QUALIFIED = {"--spec-type": "draft-mtp", "-c": "8192", "-ub": "512", "-b": "4096", "-np": "1", "--moe-expert-cache": "150"}
+QUALIFIED = {
+    "--spec-type": "draft-mtp",
+    "-c": "8192",
+    "-ub": "512",
+    "-b": "4096",
+    "-np": "1",
+    "--moe-expert-cache": "150",
+}
 
 
 class Answer(NamedTuple):
@@ -74,7 +81,9 @@ class PhaseServer(Program):
         found = re.findall(rf"^fn:{kind}:{event} (\{{.*\}})$", self.text, re.MULTILINE)
         return [json.loads(data) for data in found]
 
-    def post(self, prompt: Sequence[int], n_predict: int = 16, timeout_s: float = 120.0, **fields: Any) -> httpx.Response:
+    def post(
+        self, prompt: Sequence[int], n_predict: int = 16, timeout_s: float = 120.0, **fields: Any
+    ) -> httpx.Response:
         body = {
             "prompt": list(prompt), "n_predict": n_predict, "temperature": 0, "return_tokens": True,
             "ignore_eos": True, "cache_prompt": True, **fields,
@@ -87,8 +96,8 @@ class PhaseServer(Program):
         data = answer.json()
         timings = data["timings"]
         return Answer(
-            data["content"], tuple(data["tokens"]), timings.get("draft_n", 0), timings.get("draft_n_accepted", 0),
-            timings["cache_n"], timings["prompt_n"],
+            data["content"], tuple(data["tokens"]), timings.get("draft_n", 0),
+            timings.get("draft_n_accepted", 0), timings["cache_n"], timings["prompt_n"],
         )  # fmt: skip
 
     def leave(self, prompt: Sequence[int], after_s: float) -> None:
@@ -99,8 +108,8 @@ class PhaseServer(Program):
             return
 
     def idle(self) -> None:
-        """Waits until no slot works. Polls seldom: every result, also of /slots, restarts the second after which
-        upstream's waiting requests look whether their client is still there."""
+        """Waits until no slot works. Polls seldom: every result, also of /slots, restarts the second after
+        which a waiting request of upstream's looks whether its client is still there."""
 
         def free() -> bool:
             slots = httpx.get(f"{self.url}/slots", timeout=30).json()

@@ -1,7 +1,7 @@
-"""A child process with the real library in it: one model on virtual GPUs, contexts and the transaction by command.
+"""A child process with the real library in it: one model on virtual GPUs, driven by commands.
 
-The child reads one JSON command a line and answers one JSON object a line. It is a process of its own because a lost
-device aborts it, and because the library keeps a device registered for the life of its process.
+The child reads one JSON command a line and answers one JSON object a line. It is a process of its own because
+a lost device aborts it, and because the library keeps a device registered for the life of its process.
 
     python phase_session.py BIN MODEL ENDPOINT,ENDPOINT
 """
@@ -16,20 +16,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flashnext.native import Library, Mode, Phase, PhaseRefused
+from flashnext.native import Library, Mode, Phase, PhaseRefusedError
 
-# The structs of the pinned llama.h, passed by value; check_layout() compares defaults, so a moved field is noticed.
+# The structs of the pinned llama.h, passed by value; defaults are compared, so a moved field is noticed.
 CDEF = """
 struct llama_model_params {
     void * devices; const void * tensor_buft_overrides;
     int32_t n_gpu_layers; int32_t split_mode; int32_t load_mode; int32_t lazy_mode; int32_t main_gpu;
-    const float * tensor_split; void * progress_callback; void * progress_callback_user_data; const void * kv_overrides;
+    const float * tensor_split; void * progress_callback; void * progress_callback_user_data;
+    const void * kv_overrides;
     bool vocab_only; bool check_tensors; bool use_extra_bufts; bool no_host; bool no_alloc; bool load_mtp;
 };
 struct llama_context_params {
     uint32_t n_ctx; uint32_t n_batch; uint32_t n_ubatch; uint32_t n_seq_max; uint32_t n_rs_seq;
     uint32_t n_outputs_max; uint32_t n_outputs_max_per_seq; int32_t n_threads; int32_t n_threads_batch;
-    int32_t ctx_type; int32_t rope_scaling_type; int32_t pooling_type; int32_t attention_type; int32_t flash_attn_type;
+    int32_t ctx_type; int32_t rope_scaling_type; int32_t pooling_type; int32_t attention_type;
+    int32_t flash_attn_type;
     float rope_freq_base; float rope_freq_scale; float yarn_ext_factor; float yarn_attn_factor;
     float yarn_beta_fast; float yarn_beta_slow; uint32_t yarn_orig_ctx; float defrag_thold;
     void * cb_eval; void * cb_eval_user_data; int32_t type_k; int32_t type_v;
@@ -38,12 +40,14 @@ struct llama_context_params {
     void * samplers; size_t n_samplers; struct llama_context * ctx_other;
 };
 struct llama_batch {
-    int32_t n_tokens; int32_t * token; float * embd; int32_t * pos; int32_t * n_seq_id; int32_t ** seq_id; int8_t * logits;
+    int32_t n_tokens; int32_t * token; float * embd; int32_t * pos; int32_t * n_seq_id; int32_t ** seq_id;
+    int8_t * logits;
 };
 struct fn_override { const char * pattern; void * buft; };
 struct fn_expert_cache_params { int32_t n_slots; int32_t n_inserts; };
 struct fn_expert_cache_stats {
-    int32_t phase; int32_t n_slots; int32_t n_inserts; int32_t n_layers; int32_t n_devices; int32_t n_inserts_max;
+    int32_t phase; int32_t n_slots; int32_t n_inserts; int32_t n_layers; int32_t n_devices;
+    int32_t n_inserts_max;
     uint64_t generation; uint64_t n_steps; uint64_t capacity; uint64_t size_bytes;
     uint64_t hits; uint64_t misses; uint64_t uploads; uint64_t cpu_rows;
 };
@@ -91,7 +95,16 @@ class Session:
 
     def _check_layout(self) -> None:
         c, m = self.c.llama_context_default_params(), self.c.llama_model_default_params()
-        found = (c.n_batch, c.n_ubatch, c.n_seq_max, c.type_k, c.offload_kqv, c.n_samplers, m.split_mode, m.load_mode)
+        found = (
+            c.n_batch,
+            c.n_ubatch,
+            c.n_seq_max,
+            c.type_k,
+            c.offload_kqv,
+            c.n_samplers,
+            m.split_mode,
+            m.load_mode,
+        )
         assert found == (2048, 512, 1, 1, True, 0, 1, -1), f"llama.h has other structs: {found}"
 
     def _add_devices(self, endpoints: list[str]) -> None:
@@ -156,7 +169,7 @@ class Session:
                     self.lib, self.target, second, micro_batch=prompt, mode=Mode[mode], verify=verify
                 )
                 self.phase = self.stack.enter_context(opened)
-            except PhaseRefused as e:
+            except PhaseRefusedError as e:
                 return {"refused": str(e)}
         return {"attached": attached, **self.state()}
 
@@ -195,7 +208,10 @@ class Session:
             row = self.c.llama_get_logits_ith(self.target, -1)
             raw = bytes(self.ffi.buffer(row, 4 * self.n_vocab))
             values = memoryview(raw).cast("f")
-            answer |= {"logits": hashlib.sha256(raw).hexdigest(), "best": max(range(self.n_vocab), key=values.__getitem__)}
+            answer |= {
+                "logits": hashlib.sha256(raw).hexdigest(),
+                "best": max(range(self.n_vocab), key=values.__getitem__),
+            }
         return answer
 
     def generate(self, token: int, n: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A transition that fails in llama-server: an answer with a stable code, the exit code, and nothing that hangs."""
+"""A transition that fails in llama-server: a stable answer, the exit code, and nothing that hangs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(300)]
 
 Start = Callable[..., PhaseServer]
 EXIT_CODE = 75
-CHECKS = {"begin": "quiesce", "reserve": "reserve", "restore": "restore", "upload": "upload", "generation": "generation"}
+CHECKS = {
+    "begin": "quiesce",
+    "reserve": "reserve",
+    "restore": "restore",
+    "upload": "upload",
+    "generation": "generation",
+}
 
 
 def expect_failure(server: PhaseServer, check: str, ask: Callable[[], httpx.Response]) -> None:

@@ -21,7 +21,7 @@ def refusal(
     *options: str,
     numbers: dict[str, str] | None = None,
 ) -> list[str]:
-    """Sentences of the refusal, or nothing when the checks passed: the files are not there, so it ends at once."""
+    """Sentences of the refusal, or nothing when the checks passed (the files are not there: it ends then)."""
     files = (tmp_path / "none.gguf", tmp_path / "none-head.gguf")
     server = PhaseServer(build.bin, files, tmp_path, (), *options, phase=phase, numbers=numbers, ready=False)
     assert server.ended(timeout_s=30) == 1
@@ -97,7 +97,12 @@ STRUCTURAL: list[tuple[dict[str, str], tuple[str, ...], str]] = [
 @pytest.mark.parametrize(("numbers", "options", "part"), STRUCTURAL)
 @pytest.mark.parametrize("qualified", ["0", "1"])
 def test_structure_is_demanded_always(
-    native_build: NativeBuild, tmp_path: Path, numbers: dict[str, str], options: Any, part: str, qualified: str
+    native_build: NativeBuild,
+    tmp_path: Path,
+    numbers: dict[str, str],
+    options: Any,
+    part: str,
+    qualified: str,
 ) -> None:
     phase = {**ON, "QUALIFIED": qualified}
     sentences = refusal(native_build, tmp_path, phase, *options, numbers=numbers)

@@ -23,7 +23,9 @@ LONGEST = int(os.environ.get("FLASHNEXT_PHASE_LONGEST", "6000"))
 CONTEXT = 8192 if LONGEST <= 6000 else 32768
 
 
-def run(server: PhaseServer, steps: list[Step], gpus: tuple[VirtualGpu, ...]) -> tuple[list[Answer], list[list[int]]]:
+def run(
+    server: PhaseServer, steps: list[Step], gpus: tuple[VirtualGpu, ...]
+) -> tuple[list[Answer], list[list[int]]]:
     """Answers of the comparable steps, and the devices' allocated bytes while idle after each step."""
     answers, memory = [], []
     for step in steps:
@@ -42,7 +44,7 @@ def run(server: PhaseServer, steps: list[Step], gpus: tuple[VirtualGpu, ...]) ->
 
 
 def test_prompts_at_the_large_micro_batch(phase_server: Start, phase_gpus: tuple[VirtualGpu, ...]) -> None:
-    """Text and acceptance equal a server whose own micro-batch is 2048: without checkpoints both cut prompts alike."""
+    """Text and acceptance equal a server with -ub 2048: without checkpoints both cut prompts alike."""
     steps = script(1, COUNT, LONGEST, CONTEXT)
     same = ("--ctx-checkpoints", "0")
     numbers = {"-c": str(CONTEXT)}
@@ -70,7 +72,7 @@ def test_prompts_at_the_large_micro_batch(phase_server: Start, phase_gpus: tuple
 
 
 def test_checkpoints_stay_where_they_are(phase_server: Start, phase_gpus: tuple[VirtualGpu, ...]) -> None:
-    """At micro-batch 512 all is equal, also prompts that go on from a checkpoint; at 2048 the positions are."""
+    """At 512 all is equal, also prompts that go on from a checkpoint; at 2048 the positions are."""
     steps = [s for s in script(2, 14, 3000, CONTEXT) if s.comparable]
     control = phase_server()
     plain, _ = run(control, steps, phase_gpus)
@@ -86,8 +88,10 @@ def test_checkpoints_stay_where_they_are(phase_server: Start, phase_gpus: tuple[
     assert [(a.cached, a.computed) for a in texts] == [(a.cached, a.computed) for a in plain]
 
 
-def test_bypass_says_what_the_transaction_says(phase_server: Start, phase_gpus: tuple[VirtualGpu, ...]) -> None:
-    """Without the mode that adds lane by lane: the cache holds the same experts, so even the roundings agree."""
+def test_bypass_says_what_the_transaction_says(
+    phase_server: Start, phase_gpus: tuple[VirtualGpu, ...]
+) -> None:
+    """Without adding lane by lane: the cache holds the same experts, so even the roundings agree."""
     steps = [s for s in script(3, 8, 1500, CONTEXT) if s.comparable]
     bypass = phase_server(phase={"UBATCH": "2048", "MODE": "bypass"}, merge=False)
     plain, memory = run(bypass, steps, phase_gpus)
@@ -113,7 +117,9 @@ def test_the_minimum_is_about_tokens_to_compute(phase_server: Start, tokens: int
     assert one.markers("decided")[1]["n_cached"] > 0
 
 
-def test_a_client_that_leaves_costs_one_micro_batch(phase_server: Start, phase_gpus: tuple[VirtualGpu, ...]) -> None:
+def test_a_client_that_leaves_costs_one_micro_batch(
+    phase_server: Start, phase_gpus: tuple[VirtualGpu, ...]
+) -> None:
     rng = random.Random(5)
     one = phase_server(phase={"UBATCH": "512"})
     one.ask(words(rng, 20), 4)

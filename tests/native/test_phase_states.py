@@ -1,4 +1,4 @@
-"""The states of the transaction: any sequence of commands and faults against a model of them, and the long run."""
+"""The states of the transaction: any sequence of commands and faults against a model, and the long run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from native_servers import VirtualGpu
-from phase_child import Child, Gone
+from phase_child import Child, GoneError
 from test_phase_transaction import LARGE, SMALL, Start, allocated, words
-
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(300)]
 
@@ -21,7 +27,13 @@ EXAMPLES = int(os.environ.get("FLASHNEXT_PHASE_EXAMPLES", "12"))
 SLOTS = 16
 SETTLED = 9  # transitions after which the cache holds what the same few tokens need
 # fault -> what reports it; "begin" and "reserve" strike at begin, the others at end
-FAULTS = {"begin": "quiesce", "reserve": "reserve", "restore": "restore", "upload": "upload", "generation": "generation"}
+FAULTS = {
+    "begin": "quiesce",
+    "reserve": "reserve",
+    "restore": "restore",
+    "upload": "upload",
+    "generation": "generation",
+}
 AT_BEGIN = ("begin", "reserve")
 
 
@@ -43,7 +55,14 @@ class PhaseMachine(RuleBasedStateMachine):
         mode = "BYPASS" if bypass else "TRANSACTION"
         self.bypass = bypass
         opened = self.child(
-            "open", micro_batch=SMALL, prompt=LARGE, draft=draft, mode=mode, verify=verify, slots=SLOTS, n_ctx=4096
+            "open",
+            micro_batch=SMALL,
+            prompt=LARGE,
+            draft=draft,
+            mode=mode,
+            verify=verify,
+            slots=SLOTS,
+            n_ctx=4096,
         )
         self.capacity = opened["capacity"]
         assert self.capacity == SLOTS * 8
@@ -143,7 +162,9 @@ def test_any_sequence_of_commands(phase_child: Start) -> None:
 
 
 @pytest.mark.parametrize(("event", "moment"), [("alloc", "begin"), ("alloc", "end")])
-def test_a_device_that_refuses(phase_child: Start, phase_gpus: tuple[VirtualGpu, ...], event: str, moment: str) -> None:
+def test_a_device_that_refuses(
+    phase_child: Start, phase_gpus: tuple[VirtualGpu, ...], event: str, moment: str
+) -> None:
     """The real thing instead of the switch: an allocation that fails on the second device."""
     one = phase_child()
     one("open", micro_batch=SMALL, prompt=LARGE)
@@ -157,12 +178,14 @@ def test_a_device_that_refuses(phase_child: Start, phase_gpus: tuple[VirtualGpu,
     one("close")
 
 
-def test_a_device_that_is_lost_ends_the_process(phase_child: Start, phase_gpus: tuple[VirtualGpu, ...]) -> None:
+def test_a_device_that_is_lost_ends_the_process(
+    phase_child: Start, phase_gpus: tuple[VirtualGpu, ...]
+) -> None:
     one = phase_child()
     one("open", micro_batch=SMALL, prompt=LARGE)
     one("begin", n=1)
     phase_gpus[0].stop()
-    with pytest.raises(Gone) as gone:
+    with pytest.raises(GoneError) as gone:
         one("end")
     assert gone.value.code == -6
 
@@ -187,7 +210,9 @@ def test_verify_finds_a_planted_corruption(phase_child: Start) -> None:
         assert (answer["result"], answer["check"]) == (("BROKEN", "verify") if verify else ("OK", ""))
 
 
-def test_verify_finds_a_slot_that_arrived_wrong(phase_child: Start, phase_gpus: tuple[VirtualGpu, ...]) -> None:
+def test_verify_finds_a_slot_that_arrived_wrong(
+    phase_child: Start, phase_gpus: tuple[VirtualGpu, ...]
+) -> None:
     one = phase_child()
     one("open", micro_batch=SMALL, prompt=LARGE, verify=True)
     one("decode", tokens=words(1, 8))
@@ -198,8 +223,10 @@ def test_verify_finds_a_slot_that_arrived_wrong(phase_child: Start, phase_gpus: 
     assert (answer["result"], answer["check"]) == ("BROKEN", "upload"), "hashes of KV alone would not see it"
 
 
-def test_many_transitions_leave_nothing_behind(phase_child: Start, phase_gpus: tuple[VirtualGpu, ...]) -> None:
-    """Device memory, RSS, slots (VERIFY compares them with the host) and hit rate after the first and the last."""
+def test_many_transitions_leave_nothing_behind(
+    phase_child: Start, phase_gpus: tuple[VirtualGpu, ...]
+) -> None:
+    """Device memory, RSS, slots (VERIFY compares them with the host) and hit rate, early and late."""
     one = phase_child()
     one("open", micro_batch=SMALL, prompt=LARGE, draft=True, verify=True)
     first: dict[str, Any] = {}
@@ -215,7 +242,8 @@ def test_many_transitions_leave_nothing_behind(phase_child: Start, phase_gpus: t
         after = one("state")
         now = {
             "allocated": allocated(phase_gpus),
-            "hit_rate": (after["hits"] - before["hits"]) / (after["hits"] + after["misses"] - before["hits"] - before["misses"]),
+            "hit_rate": (after["hits"] - before["hits"])
+            / (after["hits"] + after["misses"] - before["hits"] - before["misses"]),
             "capacity": after["capacity"],
             "size_bytes": after["size_bytes"],
         }

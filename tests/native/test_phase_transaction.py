@@ -1,4 +1,4 @@
-"""The transaction in-process: what it gives back, that nothing else moves, and the bytes of what is decoded."""
+"""The transaction in-process: what it gives back, that nothing else moves, and the bytes of decode."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def test_the_micro_batch_is_what_moves_the_bytes(phase_child: Start) -> None:
     assert conversation(one, transaction=False) != plain
 
 
-def test_the_devices_are_cleared_and_come_back(phase_child: Start, phase_gpus: tuple[VirtualGpu, ...]) -> None:
+def test_the_devices_are_cleared_and_come_back(
+    phase_child: Start, phase_gpus: tuple[VirtualGpu, ...]
+) -> None:
     one = phase_child()
     one("open", micro_batch=SMALL, prompt=LARGE, draft=True)
     one("decode", tokens=words(1, 100))
@@ -94,7 +96,9 @@ def test_the_devices_are_cleared_and_come_back(phase_child: Start, phase_gpus: t
     assert 0 < sum(parts) <= marker["ms"]
 
 
-def test_bypass_has_the_boundaries_and_releases_nothing(phase_child: Start, phase_gpus: tuple[VirtualGpu, ...]) -> None:
+def test_bypass_has_the_boundaries_and_releases_nothing(
+    phase_child: Start, phase_gpus: tuple[VirtualGpu, ...]
+) -> None:
     one = phase_child()
     one("open", micro_batch=SMALL, prompt=SMALL)
     released = conversation(one, transaction=True)
@@ -146,7 +150,9 @@ def test_a_stopped_batch_is_a_shorter_batch(phase_child: Start) -> None:
         ({"prompt": 1025}, "between"),
     ],
 )
-def test_contexts_that_do_not_fit_are_refused(phase_child: Start, options: dict[str, Any], reason: str) -> None:
+def test_contexts_that_do_not_fit_are_refused(
+    phase_child: Start, options: dict[str, Any], reason: str
+) -> None:
     one = phase_child()
     answer = one("open", **{"micro_batch": SMALL, "prompt": LARGE, **options})
     assert reason in answer["refused"]
