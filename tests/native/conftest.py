@@ -111,7 +111,7 @@ def phase_child(
 def phase_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The demo model with fewer layers, and its head."""
     out = tmp_path_factory.mktemp("phase-demo")
-    request = SynthRequest(kind="demo", out=out, mtp="shared", layers=4)
+    request = SynthRequest(kind="demo", out=out, mtp="shared", layers=2)
     made = synthesise(request, lambda _total: None, lambda _bytes: None)
     assert made.head is not None
     return made.model, made.head

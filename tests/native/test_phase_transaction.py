@@ -42,8 +42,7 @@ def conversation(child: Child, transaction: bool) -> list[str]:
     return digests
 
 
-@pytest.mark.parametrize("draft", [False, True], ids=["alone", "with-draft"])
-@pytest.mark.parametrize("verify", [False, True], ids=["", "verify"])
+@pytest.mark.parametrize(("draft", "verify"), [(False, False), (True, True)], ids=["alone", "draft-verify"])
 def test_decode_equals_the_run_without_it_to_the_byte(phase_child: Start, draft: bool, verify: bool) -> None:
     one = phase_child()
     one("open", micro_batch=LARGE, draft=draft)
