@@ -44,7 +44,7 @@ def script(seed: int, count: int, longest: int, context: int) -> list[Step]:
             steps.append(Step(kind, words(rng, context + 1 + rng.randrange(100)), 4))
             continue
         if kind == "leaves":
-            steps.append(Step(kind, words(rng, longest), 400, rng.uniform(0.05, 3.0)))
+            steps.append(Step(kind, words(rng, longest), 400, rng.uniform(0.05, 2.0)))
             last = ()  # how far it came is a matter of time: nothing may build on it
             continue
         if kind == "fresh":

@@ -15,12 +15,12 @@ from phase_server import Answer, PhaseServer
 
 from flashnext import proc
 
-pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
-
 Start = Callable[..., PhaseServer]
 COUNT = int(os.environ.get("FLASHNEXT_PHASE_PROMPTS", "40"))
 LONGEST = int(os.environ.get("FLASHNEXT_PHASE_LONGEST", "6000"))
 CONTEXT = 8192 if LONGEST <= 6000 else 32768
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(600 if LONGEST <= 6000 else 7200)]
 
 
 def run(
@@ -45,7 +45,7 @@ def run(
 
 def test_prompts_at_the_large_micro_batch(phase_server: Start, phase_gpus: tuple[VirtualGpu, ...]) -> None:
     """Text and acceptance equal a server with -ub 2048: without checkpoints both cut prompts alike."""
-    steps = script(1, COUNT, LONGEST, CONTEXT)
+    steps = script(3, COUNT, LONGEST, CONTEXT)
     same = ("--ctx-checkpoints", "0")
     numbers = {"-c": str(CONTEXT)}
     control = phase_server(*same, numbers={**numbers, "-ub": "2048"})

@@ -20,9 +20,10 @@ from native_servers import VirtualGpu
 from phase_child import Child, GoneError
 from test_phase_transaction import LARGE, SMALL, Start, allocated, words
 
-pytestmark = [pytest.mark.native, pytest.mark.timeout(300)]
-
 TRANSITIONS = int(os.environ.get("FLASHNEXT_PHASE_TRANSITIONS", "100"))
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(300 + TRANSITIONS)]
+
 EXAMPLES = int(os.environ.get("FLASHNEXT_PHASE_EXAMPLES", "12"))
 SLOTS = 16
 SETTLED = 9  # transitions after which the cache holds what the same few tokens need
