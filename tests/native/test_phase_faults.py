@@ -14,6 +14,8 @@ from native_servers import VirtualGpu
 from phase_script import words
 from phase_server import PhaseServer
 
+from flashnext import proc
+
 pytestmark = [pytest.mark.native, pytest.mark.timeout(300)]
 
 Start = Callable[..., PhaseServer]
@@ -55,20 +57,29 @@ def test_each_point(phase_server: Start, point: str, at: int) -> None:
     assert one.begins_and_ends() == expected
 
 
-@pytest.mark.parametrize("moment", ["begin", "end"])
-def test_a_device_without_memory(
-    phase_server: Start, phase_gpus: tuple[VirtualGpu, ...], moment: str
+def test_a_device_that_refuses_a_workspace(phase_server: Start, phase_gpus: tuple[VirtualGpu, ...]) -> None:
+    one = phase_server(phase={"UBATCH": "2048"})
+    rng = random.Random(1)
+    one.ask(words(rng, 20), 3)
+    phase_gpus[1].control("fault alloc:1")
+    expect_failure(one, "reserve", lambda: one.post(words(rng, 30), 3))
+
+
+def test_a_device_that_has_no_room_for_the_slots_any_more(
+    phase_server: Start, phase_gpus: tuple[VirtualGpu, ...]
 ) -> None:
     one = phase_server(phase={"UBATCH": "2048"})
     rng = random.Random(1)
     one.ask(words(rng, 20), 3)
-    # the first allocation of a begin is a workspace, that of an end the slots of a device
-    allocations = phase_gpus[1].books()["allocations"]
-    one.ask(words(rng, 20), 3)
-    a_round = phase_gpus[1].books()["allocations"] - allocations
-    assert a_round >= 2
-    phase_gpus[1].control(f"fault alloc:{1 if moment == 'begin' else a_round // 2 + 1}")
-    expect_failure(one, "reserve" if moment == "begin" else "restore", lambda: one.post(words(rng, 30), 3))
+    answers: list[httpx.Response] = []
+    client = threading.Thread(target=lambda: answers.append(one.post(words(rng, 3500), 3)))
+    client.start()
+    assert proc.wait_until(lambda: len(one.markers("begin")) == 2, timeout_s=30, every_s=0.02)
+    # somebody else takes all that is given back
+    for gpu in phase_gpus:
+        assert "error" not in gpu.control("memory 1MiB")
+    client.join()
+    expect_failure(one, "restore", lambda: answers[0])
 
 
 def test_everybody_who_waits_is_told(phase_server: Start) -> None:
