@@ -1,12 +1,13 @@
-"""The expert cache on a real GPU: three parts, each within nine minutes, JSON lines into one file.
+"""The expert cache on a real GPU: four parts, each within nine minutes, JSON lines into one file.
 
     python tests/gpu/expert_cache_bench.py --bin BIN --model bench.gguf --part decode  --out cache.jsonl
     python tests/gpu/expert_cache_bench.py --bin BIN --model bench.gguf --part overlap --out cache.jsonl
     python tests/gpu/expert_cache_bench.py --bin BIN --model bench.gguf --part load    --out cache.jsonl
+    python tests/gpu/expert_cache_bench.py --bin BIN --model bench.gguf --part resident --out cache.jsonl
 
 decode stock host experts against 48, 150 and 256 slots, forwards and backwards (ABBA) on one loaded model,
-         one token and four (the shape of a verify batch); then all experts in device memory, the upper
-         bound
+         one token and four (the shape of a verify batch)
+resident all experts in device memory, the upper bound; apart, so that the card may be held down for the rest
 overlap hits and misses together against one after the other; and uploads that arrive late into poisoned
          slots, whose logits have to stay as they are
 load from the page cache and without it: pinned, pageable, the stock loader, against a plain parallel read;
@@ -72,7 +73,10 @@ class Bench:
         for schedule in ("1x320", "4x160"):
             arms = [f"slots={n},warm=96,{route}" for n in (*SLOTS, *reversed(SLOTS))]
             self.drive("decode", self.args.pinned, schedule, arms, "--no-mmap")
-        arms = [f"slots=0,warm=96,{route}"] * 2
+
+    def resident(self) -> None:
+        self.make_trace()
+        arms = [f"slots=0,warm=96,routing={self.trace}"] * 2
         for schedule in ("1x320", "4x160"):
             self.drive("all-on-device", "device", schedule, arms, "--no-mmap")
 
@@ -132,7 +136,7 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, required=True, help="the bench model, one file")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended")
-    parser.add_argument("--part", choices=["decode", "overlap", "load"], required=True)
+    parser.add_argument("--part", choices=["decode", "resident", "overlap", "load"], required=True)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--threads", type=int, default=16)
     parser.add_argument("--pinned", default="CUDA_Host", help="buffer type of page-locked memory")

@@ -4,7 +4,8 @@
 #include <cstdio>
 #include <string>
 
-// One line "fn:cache:<event> {json}" on stderr. The values are ours: no string in them needs escaping beyond
+// One line "fn:cache:<event> {json}" on stderr. It begins with a line end, since the server's log writes its lines there
+// in pieces, from a thread of its own. The values are ours: no string in them needs escaping beyond
 // fn_cache_json_string.
 
 inline std::string fn_cache_json_string(const std::string & s) {
@@ -19,6 +20,6 @@ inline std::string fn_cache_json_string(const std::string & s) {
 }
 
 inline void fn_cache_marker(const char * event, const std::string & json) {
-    fprintf(stderr, "fn:cache:%s %s\n", event, json.c_str());
+    fprintf(stderr, "\nfn:cache:%s %s\n", event, json.c_str());
     fflush(stderr);
 }

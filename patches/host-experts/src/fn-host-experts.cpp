@@ -265,7 +265,7 @@ struct direct_files {
 } // namespace
 
 static void fn_report(const fn_host_read_result & result, size_t size, bool locked, int32_t n_threads, bool direct) {
-    fprintf(stderr, "fn:host:loaded {\"size_bytes\":%zu,\"locked\":%s,\"threads\":%d,\"direct\":%s,\"read_s\":%.3f,\"pin_s\":%.3f,\"total_s\":%.3f}\n",
+    fprintf(stderr, "\nfn:host:loaded {\"size_bytes\":%zu,\"locked\":%s,\"threads\":%d,\"direct\":%s,\"read_s\":%.3f,\"pin_s\":%.3f,\"total_s\":%.3f}\n",
             size, locked ? "true" : "false", n_threads, direct ? "true" : "false", result.read_s, result.pin_s, result.total_s);
     fflush(stderr);
 }
@@ -274,7 +274,7 @@ static void fn_load_failed(const fn_host_read_result & result, ggml_backend_buff
     if (result.pin_failed_bytes == 0) {
         throw std::runtime_error(format("tensor '%s': %s", result.tensor.c_str(), result.error.c_str()));
     }
-    fprintf(stderr, "fn:host:refused {\"tensor\":\"%s\",\"bytes\":%zu,\"type\":\"%s\",\"reason\":\"%s\",\"limits\":\"%s\"}\n",
+    fprintf(stderr, "\nfn:host:refused {\"tensor\":\"%s\",\"bytes\":%zu,\"type\":\"%s\",\"reason\":\"%s\",\"limits\":\"%s\"}\n",
             result.tensor.c_str(), result.pin_failed_bytes, ggml_backend_buft_name(buft), result.error.c_str(), fn_host_limits().c_str());
     fflush(stderr);
     throw std::runtime_error(format("cannot page-lock %zu bytes for tensor '%s' in %s: %s (%s)",
