@@ -55,7 +55,10 @@ class Binary(Artefact):
 
 
 class Build(Artefact):
-    """Content of build.json. ``series_hash`` is ``vanilla`` for a build without any feature."""
+    """Content of build.json. ``series_hash`` is ``vanilla`` for a build without any feature.
+
+    ``tests``: compiled with the switches that make it fail on purpose. Records that do not say count as such.
+    """
 
     key: str
     created: datetime
@@ -64,6 +67,7 @@ class Build(Artefact):
     series_hash: str
     features: dict[str, str]
     without: tuple[str, ...] = ()
+    tests: bool = True
     backend: str
     archs: tuple[str, ...]
     flags: dict[str, str]
@@ -101,8 +105,11 @@ def list_builds() -> list[Build]:
 
 
 def find_build(series_hash: str, *, backend: str | None = None) -> Build | None:
-    """The newest installed build of this series hash (and backend, where one is named) that looks whole."""
-    for build in list_builds():
+    """The newest installed build of this series hash (and backend, where one is named) that looks whole.
+
+    Builds for tests come last: they serve where there is no other one.
+    """
+    for build in sorted(list_builds(), key=lambda build: build.tests):
         if build.series_hash != series_hash or (backend is not None and build.backend != backend):
             continue
         if not list(damage(build, hashes=False)):

@@ -35,9 +35,18 @@ def configuration_key(pin: Pin, found: Toolchain, flags: Mapping[str, str], vari
 
 
 def build_key(
-    pin: Pin, found: Toolchain, flags: Mapping[str, str], series_hash: str, ours: Mapping[str, Path]
+    pin: Pin,
+    found: Toolchain,
+    flags: Mapping[str, str],
+    series_hash: str,
+    ours: Mapping[str, Path],
+    *,
+    tests: bool,
 ) -> str:
-    """Names the installed build: every input by content. ``ours`` are our CMake files, by name."""
+    """Names the installed build: every input by content. ``ours`` are our CMake files, by name.
+
+    ``tests`` decides whether the switches are compiled in that make the product fail on purpose.
+    """
     files = {name: file_sha256(path) for name, path in ours.items()}
     value = [
         "build",
@@ -48,6 +57,7 @@ def build_key(
         compiler_identity(found),
         dict(flags),
         files,
+        tests,
     ]
     return digest(value)[:_KEY_LENGTH]
 
@@ -61,6 +71,7 @@ def make_record(
     series_hash: str,
     features: Sequence[Feature],
     without: Sequence[str],
+    tests: bool,
     files: Path,
 ) -> Build:
     """The record of the files in a folder (regular files and links), hashed as they are there."""
@@ -79,6 +90,7 @@ def make_record(
         series_hash=series_hash,
         features={feature.id: feature.sha256 for feature in features},
         without=tuple(without),
+        tests=tests,
         backend=found.backend,
         archs=found.archs,
         flags=dict(flags),

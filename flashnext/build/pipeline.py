@@ -85,6 +85,9 @@ def make_plan(request: Request) -> Plan:
     found = find_toolchain(request.backend, request.archs)
     flags = cmake.build_flags(found.backend, found.archs, pin.upstream_commit)
     variant = "vanilla" if request.vanilla else "without:" + ",".join(sorted(request.without))
+    if not request.vanilla and not request.tests:
+        # a folder of its own: the binaries of the tests, with their fault switches, stay what they are
+        variant += " product"
     return Plan(
         request=request,
         pin=pin,
@@ -92,7 +95,7 @@ def make_plan(request: Request) -> Plan:
         series_hash=series,
         toolchain=found,
         flags=flags,
-        key=manifest.build_key(pin, found, flags, series, _our_cmake_files()),
+        key=manifest.build_key(pin, found, flags, series, _our_cmake_files(), tests=request.tests),
         work=Workspace(paths.work_dir() / manifest.configuration_key(pin, found, flags, variant)),
         jobs=ninja.jobs_for(probe_host(), found.backend, request.jobs),
     )
@@ -219,6 +222,7 @@ def _install(plan: Plan) -> Build:
             series_hash=plan.series_hash,
             features=plan.features,
             without=plan.request.without,
+            tests=plan.request.tests,
             files=folder,
         ),
     )

@@ -49,6 +49,8 @@ def problems(
             place = loaded.place(path)
             wants = f"{place} ({'.'.join(map(str, path))})" if path else "flashnext"
             unfit.append(f"the build lacks the feature {feature}, which {wants} needs")
+    if build.tests and loaded.profile.kind == "qualified":
+        unfit.append("it was built with --tests: it has switches that make it fail on purpose")
     for program in (SERVER, VGPU) if loaded.profile.devices.kind == "virtual" else (SERVER,):
         if not (build.bin / program).is_file():
             unfit.append(f"the build lacks the program {program}")

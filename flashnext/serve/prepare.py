@@ -71,6 +71,9 @@ def sketch(loaded: Loaded, options: Options) -> Plan:
 def draw(loaded: Loaded, build: Build, files: weights.Weights, port: int) -> Plan:
     """Put the pieces together. Reads host facts (cores, NUMA nodes) and the key file, launches nothing."""
     interleave, warning = host.interleave(loaded)
+    warnings = [warning] if warning is not None else []
+    if build.tests:
+        warnings.append("a build for tests is served (--tests): it has switches that make it fail on purpose")
     server_threads, vgpu_threads = host.threads(loaded)
     key_file = loaded.profile.server.api_key_file
     place = command.Place(
@@ -93,7 +96,7 @@ def draw(loaded: Loaded, build: Build, files: weights.Weights, port: int) -> Pla
         build_features=tuple(build.features),
         log=paths.logs_dir() / f"serve-{port}.log",
         api_key=_first_key(loaded) if key_file is not None else None,
-        warnings=(warning,) if warning is not None else (),
+        warnings=tuple(warnings),
     )
 
 

@@ -187,6 +187,7 @@ class FakeHome(Home):
             "pin": PinStamp(name="p", version="1", sha256="0" * 64, upstream_commit="c"),
             "series_hash": series,
             "features": {name: "0" * 64 for name in [*features, "build-stamp", "fn-vgpu"]},
+            "tests": False,
             "backend": "cpu",
             "archs": (),
             "flags": {},

@@ -104,8 +104,18 @@ def test_configurations_have_work_folders_of_their_own(
     fakes.gxx("13.1.0")
     plans.append(make_plan(requests[0]))
     assert len({plan.work.root for plan in plans}) == len({plan.key for plan in plans}) == 5
-    assert make_plan(Request(backend="cpu", tests=True)).work == plans[4].work
-    assert make_plan(Request(backend="cpu", tests=True)).key == plans[4].key
+
+
+def test_a_build_for_tests_is_another_build(fakes: FakeBin) -> None:
+    product = make_plan(Request(backend="cpu"))
+    tests = make_plan(Request(backend="cpu", tests=True))
+    assert product.series_hash == tests.series_hash and product.flags == tests.flags
+    assert product.key != tests.key and product.work != tests.work
+    for plan, value in ((product, "OFF"), (tests, "ON")):
+        settings = cmake.feature_settings(
+            plan.work, plan.features, plan.series_hash, vanilla=False, tests=plan.request.tests
+        )
+        assert settings["FLASHNEXT_TESTS"] == value
 
 
 def test_options_that_exclude_each_other(fakes: FakeBin) -> None:

@@ -23,7 +23,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def record(key: str, folder: Path, *, series: str = "s1", backend: str = "cpu", age_h: int = 0) -> Build:
+def record(
+    key: str, folder: Path, *, series: str = "s1", backend: str = "cpu", age_h: int = 0, tests: bool = False
+) -> Build:
     return Build(
         key=key,
         created=START - timedelta(hours=age_h),
@@ -31,6 +33,7 @@ def record(key: str, folder: Path, *, series: str = "s1", backend: str = "cpu", 
         pin=PinStamp(name="p", version="1", sha256="0" * 64, upstream_commit="c"),
         series_hash=series,
         features={},
+        tests=tests,
         backend=backend,
         archs=(),
         flags={},
@@ -166,6 +169,19 @@ def test_the_newest_of_the_series_and_backend(tmp_path: Path) -> None:
     assert builds.find_build("s1", backend="cpu") == b
     assert builds.find_build("s3") is None
     assert [x.key for x in builds.list_builds()] == ["d", "c", "b", "a"]
+
+
+def test_a_build_for_tests_serves_only_where_there_is_no_other(tmp_path: Path) -> None:
+    tests = install(tmp_path, "a", age_h=1, tests=True)
+    assert builds.find_build("s1") == tests
+    product = install(tmp_path, "b", age_h=9)
+    assert builds.find_build("s1") == product
+    # a record from before the field says nothing, and counts as one for tests
+    file = product.folder / builds.RECORD_NAME
+    data = json.loads(file.read_text())
+    del data["tests"]
+    file.write_text(json.dumps(data))
+    assert builds.find_build("s1") == tests
 
 
 def test_keys_may_be_shortened_while_that_is_clear(tmp_path: Path) -> None:
