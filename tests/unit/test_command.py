@@ -35,7 +35,7 @@ def demo_with(text: str) -> command.Profile:
     return loaded.profile
 
 
-@pytest.mark.parametrize("name", ["demo", "2x3090"])
+@pytest.mark.parametrize("name", ["demo", "demo-full", "2x3090"])
 def test_shipped(name: str, snapshot: SnapshotAssertion) -> None:
     profile = load.load(name).profile
     assert command.argv(profile, PLACE) == snapshot(name="argv")
@@ -78,5 +78,8 @@ def test_what_reports_taught(name: str) -> None:
 def test_variables_of_the_transaction() -> None:
     qualified = command.env(load.load("2x3090").profile, PLACE)
     assert "LLAMA_PHASE_PREFILL_QUALIFIED" not in qualified
-    assert command.env(demo_with(FULL_DEMO), PLACE)["LLAMA_PHASE_PREFILL_QUALIFIED"] == "0"
+    full = demo_with(FULL_DEMO)
+    assert "LLAMA_PHASE_PREFILL_QUALIFIED" not in command.env(full, PLACE)
+    other = demo_with(FULL_DEMO.replace("150", "100"))
+    assert command.env(other, PLACE)["LLAMA_PHASE_PREFILL_QUALIFIED"] == "0"
     assert not [k for k in command.env(load.load("demo").profile, PLACE) if k.startswith("LLAMA_PHASE")]
