@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from dataclasses import dataclass
 from enum import StrEnum
+
+from flashnext.markers import Marker
 
 
 class Action(StrEnum):
@@ -116,6 +119,49 @@ def classify(line: str) -> Finding | None:
     return None
 
 
+# What refuses, for people. Each of them speaks while the server starts, so the same start would refuse again.
+_REFUSALS = {
+    "host": "the experts cannot be held as the profile places them",
+    "cache": "the expert cache cannot be had",
+    "mtp": "the draft head and the model do not go together",
+    "phase": "the settings are not those of the memory transaction",
+}
+
+
+def refusal(marker: Marker) -> Finding | None:
+    """``fn:<kind>:refused`` with the marker's own reason, None for other markers.
+
+    A virtual GPU that refuses an allocation is none: what becomes of it is the server's to say.
+    """
+    if marker.event != "refused" or marker.kind == "vgpu":
+        return None
+    wrong = marker.data.get("wrong")
+    reason = marker.data.get("reason")
+    if isinstance(wrong, list) and wrong:
+        reason = "; ".join(str(sentence) for sentence in wrong)
+    what = _REFUSALS.get(marker.kind, f"the native code refuses ({marker.kind})")
+    text = f"{what}: {reason or json.dumps(dict(marker.data))}"
+    return Finding(f"{marker.kind}-refused", Action.GIVE_UP, text, _line(marker))
+
+
+def failure(marker: Marker) -> Finding | None:
+    """``fn:<kind>:failed``: the process has lost a state that it cannot mend. None for other markers."""
+    if marker.event != "failed":
+        return None
+    detail = [str(marker.data[key]) for key in ("check", "detail", "reason") if marker.data.get(key)]
+    what = "the memory transaction failed" if marker.kind == "phase" else f"{marker.kind} failed"
+    text = ": ".join([what, *(detail or [json.dumps(dict(marker.data))])])
+    return Finding(f"{marker.kind}-failed", Action.RESTART, text, _line(marker))
+
+
+def _line(marker: Marker) -> str:
+    return f"fn:{marker.name} {json.dumps(dict(marker.data))}"[:400]
+
+
+# Exit codes that the native code chooses itself (EX_TEMPFAIL: the next process may well succeed).
+PHASE_FAILED = 75
+_CODES = {PHASE_FAILED: "ended itself after a failed transition of the memory transaction"}
+
 _ENDINGS = {
     signal.SIGABRT: "aborted itself (an assertion or a failed check)",
     signal.SIGKILL: "was killed from outside (by a person, or by the kernel for memory)",
@@ -136,4 +182,6 @@ def ending(code: int) -> str:
         except ValueError:
             return f"ended by signal {number}"
         return f"{_ENDINGS.get(sig, 'ended')} ({sig.name}, {128 + number})"
+    if code in _CODES:
+        return f"{_CODES[code]} (exit code {code})"
     return "ended by itself without an error" if code == 0 else f"gave up with code {code}"

@@ -18,12 +18,16 @@ from flashnext.errors import (
 from flashnext.serve.plan import Plan
 
 # Kinds after which a restart would do harm, or meet the same again.
-_FINAL = frozenset({"device-lost", "no-gpu", "host-memory", "port", "argument", "cannot-start", "refused"})
+_FINAL = frozenset({"device-lost", "no-gpu", "host-memory", "port", "argument", "cannot-start"})
 
 _HINTS = {
     "vram": "lower expert_cache.slots, or free the devices of other processes",
     "host-memory": "free host memory: experts, the embedding table and the prompt cache stay there",
     "no-gpu": "see that `nvidia-smi` works for this user, then start again",
+    "cache-refused": "lower expert_cache.slots to what fits (`flashnext plan`), or free the devices",
+    "host-refused": "see the limits named above; `flashnext doctor` shows what this machine allows",
+    "mtp-refused": "give the head that was made for this model (mtp.head)",
+    "phase-refused": "set phase_prefill and what it is checked against to the values named above",
     "load-late": "raise life.load_limit_s, or look at the speed of the model's disk",
     "no-progress": "the log named above ends where the server stood still",
     "virtual-gpu-lost": "raise devices.memory_mib if a virtual GPU refused memory; see the log",
@@ -41,7 +45,12 @@ class Trouble:
 
     @property
     def final(self) -> bool:
-        return self.kind in _FINAL
+        return self.kind in _FINAL or self.refused
+
+    @property
+    def refused(self) -> bool:
+        """The native code says that it cannot work as it is configured."""
+        return self.kind.endswith("-refused")
 
 
 def error_for(trouble: Trouble, plan: Plan, lines: list[str], *, was_ready: bool) -> FlashnextError:
@@ -53,7 +62,7 @@ def error_for(trouble: Trouble, plan: Plan, lines: list[str], *, was_ready: bool
         cls = InsaneTextError
     elif trouble.kind == "port":
         cls = PortInUseError
-    elif trouble.kind == "refused":
+    elif trouble.refused:
         cls = HostNotQualifiedError
     elif trouble.kind == "argument":
         cls = ProfileFlagsError

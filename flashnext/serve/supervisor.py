@@ -5,7 +5,6 @@ Readers and the prober only post events. Every decision and every change of stat
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import resource
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
-from flashnext import markers
+from flashnext import failures, markers
 from flashnext.errors import FlashnextError
 from flashnext.failures import Action, Finding, ending
 from flashnext.serve import host, prober, record
@@ -349,17 +348,15 @@ class Supervisor:
         elif marker.name == "vgpu:refused":
             asked, free = (int(marker.data.get(key, 0)) for key in ("asked_bytes", "free_bytes"))
             self._refused = f"{child.name} refused {asked:,} bytes, {free:,} were free"
-        elif marker.event == "refused":
-            reason = marker.data.get("reason") or json.dumps(marker.data.get("wrong") or dict(marker.data))
-            self._trouble(Trouble("refused", f"the native code refuses ({marker.kind}): {reason}"))
+        elif (refused := failures.refusal(marker)) is not None:
+            self._trouble(Trouble(refused.kind, refused.text, refused.line))
         elif marker.name in ("phase:begin", "phase:end"):
             self._phase_open += 1 if marker.event == "begin" else -1
             if self._phase_open not in (0, 1):
                 text = "begin and end markers of the transaction do not match"
                 self._trouble(Trouble("phase-mismatch", text))
-        elif marker.event == "failed":
-            text = f"the native code reports a failed {marker.kind}: {dict(marker.data)}"
-            self._found(child, Finding(f"{marker.kind}-failed", Action.RESTART, text, f"fn:{marker.name}"))
+        elif (failed := failures.failure(marker)) is not None:
+            self._found(child, failed)
 
     def _found(self, child: Child, finding: Finding) -> None:
         self._record.count(finding.kind)

@@ -344,7 +344,7 @@ def test_refusal_of_the_native_code_is_not_retried(home: FakeHome) -> None:
     home.behave({"lines": [[0.1, line]], "load_s": 60, "exit_after_s": 0.3})
     running = home.serve()
     assert running.end() == 4
-    assert "error[host-not-qualified]: the native code refuses (cache): " + reason in running.err
+    assert f"error[host-not-qualified]: the expert cache cannot be had: {reason}" in running.err
     assert len(home.launches("server")) == 1
 
 
@@ -508,7 +508,7 @@ def test_failed_native_marker_restarts(home: FakeHome) -> None:
     running.until_state("ready")
     running.until_state("backoff")
     running.until_state("ready")
-    assert "the native code reports a failed phase" in reasons(running)
+    assert "the memory transaction failed: generation" in reasons(running)
 
 
 def test_transaction_that_never_ends_is_restarted(home: FakeHome) -> None:
