@@ -24,6 +24,10 @@ CHECKS: tuple[tuple[str, str | list[int]], ...] = (
 CHECK_TOKENS = 24
 _EVERY_HEALTH_S = 0.1
 _EVERY_SLOTS_S = 1.0
+# llama-server looks whether a waiting client is still there when no result of any request has come for a
+# second; the answers to our own questions are such results. Asked every second or faster, it never looks and
+# works on for a client that has left. So more than a second passes between our rounds while somebody waits.
+EVERY_SLOTS_BUSY_S = 1.6
 _DEVICES_EVERY = 5  # rounds of slots
 _DEVICE_KEYS = ("memory_bytes", "allocated_bytes", "peak_bytes", "refusals")
 
@@ -141,7 +145,8 @@ class Prober:
         last_check = time.monotonic()
         last_busy = time.monotonic()
         rounds = 0
-        while not self._over.wait(_EVERY_SLOTS_S):
+        busy = True
+        while not self._over.wait(EVERY_SLOTS_BUSY_S if busy else _EVERY_SLOTS_S):
             rounds += 1
             if rounds % _DEVICES_EVERY == 0:
                 self._post_devices()
@@ -149,7 +154,8 @@ class Prober:
             answer = self._slots()
             self._post(answer)
             now = time.monotonic()
-            if not isinstance(answer, Slots) or answer.busy:
+            busy = not isinstance(answer, Slots) or answer.busy
+            if busy:
                 last_busy = now
             due = self._text_check_s and now - last_check >= self._text_check_s
             if due and now - last_busy >= min(5.0, self._text_check_s):

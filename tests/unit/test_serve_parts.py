@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashnext.failures import Action, classify, ending
+from flashnext import markers
+from flashnext.failures import PHASE_FAILED, Action, classify, ending, failure, refusal
 from flashnext.loopback import Reply
 from flashnext.serve import metrics, prober, timings
 from flashnext.serve.binary import known_flags
+from flashnext.serve.endings import Trouble
 from flashnext.serve.logfile import LogFile
 from flashnext.serve.sanity import degenerate
 from flashnext.serve.states import TRANSITIONS, State, check_transition
@@ -61,6 +63,62 @@ def test_lines_that_do_not(line: str) -> None:
 @given(st.text())
 def test_any_line_can_be_classified(line: str) -> None:
     classify(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "text"),
+    [
+        (
+            'fn:cache:refused {"code":2,"reason":"150 slots need 9 bytes, 5 are free","n_slots":150}',
+            "cache-refused",
+            "the expert cache cannot be had: 150 slots need 9 bytes, 5 are free",
+        ),
+        (
+            'fn:mtp:refused {"reason":"the head is 128 wide, the model 256","reasons":["width"]}',
+            "mtp-refused",
+            "the draft head and the model do not go together: the head is 128 wide, the model 256",
+        ),
+        (
+            'fn:host:refused {"tensor":"blk.0.ffn_up_exps.weight","bytes":9,"reason":"cannot be pinned"}',
+            "host-refused",
+            "the experts cannot be held as the profile places them: cannot be pinned",
+        ),
+        (
+            'fn:phase:refused {"wrong":["batch (-b) is 1024, expected 4096","embeddings are on"]}',
+            "phase-refused",
+            "the settings are not those of the memory transaction: "
+            "batch (-b) is 1024, expected 4096; embeddings are on",
+        ),
+        ('fn:new:refused {"n":1}', "new-refused", 'the native code refuses (new): {"n": 1}'),
+    ],
+)
+def test_refusals_in_the_markers_own_words(line: str, kind: str, text: str) -> None:
+    marker = markers.parse(line)
+    assert marker is not None
+    finding = refusal(marker)
+    assert finding is not None and failure(marker) is None
+    assert (finding.kind, finding.action, finding.text) == (kind, Action.GIVE_UP, text)
+    assert Trouble(finding.kind, finding.text).final
+
+
+def test_failed_transition_is_a_reason_to_restart() -> None:
+    marker = markers.parse('fn:phase:failed {"check":"quiesce","detail":"fault","begins":0,"ends":0}')
+    assert marker is not None
+    finding = failure(marker)
+    assert finding is not None and refusal(marker) is None
+    assert (finding.kind, finding.action) == ("phase-failed", Action.RESTART)
+    assert finding.text == "the memory transaction failed: quiesce: fault"
+    assert not Trouble(finding.kind, finding.text).final
+    assert ending(PHASE_FAILED).endswith("transition of the memory transaction (exit code 75)")
+
+
+def test_a_virtual_gpu_that_refuses_memory_is_no_refusal_of_the_server() -> None:
+    marker = markers.parse('fn:vgpu:refused {"name":"VGPU0","asked_bytes":9,"free_bytes":5}')
+    assert marker is not None and refusal(marker) is None
+
+
+def test_polls_leave_more_than_a_second_while_somebody_waits() -> None:
+    assert prober.EVERY_SLOTS_BUSY_S > 1.5, "llama-server's wait for a result is one second"
 
 
 def test_endings_have_four_texts() -> None:
