@@ -115,7 +115,10 @@ def test_the_installed_build_is_recorded_and_verifies(native_build: Any) -> None
     assert {"llama-server", "ggml-rpc-server", "llama-bench", "fn-vgpu"} <= set(record.binaries)
     assert not [name for name in record.binaries if name.startswith("test-")]
     assert store.verify([record.key]) == [record]
-    assert builds.find_build(record.series_hash, backend="cpu") == record
+    assert record.tests and record in builds.list_builds()
+    # whoever has also built the product is served that
+    chosen = builds.find_build(record.series_hash, backend="cpu")
+    assert chosen is not None and (chosen == record or not chosen.tests)
     # the installed copy runs from where it is, with its own libraries
     done = proc.run([record.bin / "llama-server", "--version"])
     assert done.ok and record.series_hash in done.err
