@@ -403,6 +403,9 @@ class Supervisor:
         self._drafts = self._drafts.add(seen)
         self._record.gauge("drafts", self._drafts.drafted)
         self._record.gauge("acceptance", round(self._drafts.rate, 4))
+        mtp = self.plan.loaded.profile.mtp
+        if mtp is not None and mtp.synthetic:
+            return  # a head of random weights guesses nothing, and is the model's all the same
         if self._drafts.drafted >= DRAFTS_ENOUGH and self._drafts.rate < ACCEPTANCE_LOW:
             rate, drafts = self._drafts.rate, self._drafts.drafted
             text = f"acceptance is {rate:.1%} over {drafts} drafts: is the head this model's?"
