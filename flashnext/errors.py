@@ -581,7 +581,7 @@ class BenchExtraMissingError(UsageError):
     """A part of the bench was called whose packages are in the extra ``bench``."""
 
     id = "bench-extra-missing"
-    hint = "install the extra: pip install 'flashnext[bench]'"
+    hint = "install this package's extra `bench`; in a checkout: .venv/bin/pip install -e '.[bench]'"
 
 
 class ScenarioInvalidError(UsageError):

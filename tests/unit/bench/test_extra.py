@@ -26,5 +26,5 @@ def test_a_missing_package_is_explained(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(BenchExtraMissingError, match="scipy") as caught:
         paired_ratio([Pair(k % 2 == 0, 1.0, 1.0 + k) for k in range(4)])
-    assert "flashnext[bench]" in caught.value.advice
+    assert "'.[bench]'" in caught.value.advice
     assert caught.value.exit_code == 2
