@@ -8,7 +8,12 @@ import typer
 
 from flashnext.console import print_data, print_json, say
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, show and check profiles.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="List, show and check profiles.",
+)
 Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
 Name = Annotated[str, typer.Argument(help="Name of a shipped profile, or a .yaml file.")]
 

@@ -13,7 +13,12 @@ import typer
 from flashnext.console import print_data, say
 from flashnext.errors import ServiceFolderError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a profile as a systemd service.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Run a profile as a systemd service.",
+)
 Name = Annotated[str, typer.Option("--profile", metavar="NAME", help="A shipped profile, or a .yaml file.")]
 User = Annotated[bool, typer.Option("--user", help="For this user's own service manager, without root.")]
 _SYSTEM = Path("/etc/systemd/system")
