@@ -3,7 +3,9 @@
 Usage: ask.py BASE_URL QUESTION [MAX_TOKENS]. Needs nothing but Python.
 """
 
+import http.client
 import json
+import signal
 import sys
 import urllib.request
 
@@ -47,4 +49,10 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
+    try:
+        code = main()
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        print(f"error: no answer from {sys.argv[1]}: {error}", file=sys.stderr)
+        code = 8
+    raise SystemExit(code)
