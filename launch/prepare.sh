@@ -32,15 +32,18 @@ make_venv() {
         return
     fi
     python=$(find_python) || exit
+    trap 'exit 130' INT # pip ends with 1 when it is interrupted: that is no trouble with the network
     step "Python environment in .venv ($("$python" --version 2>&1))"
-    if [ ! -x "$BIN/python" ]; then
-        "$python" -m venv "$ROOT/.venv" ||
+    # an interrupted `-m venv` leaves a python without pip behind
+    if ! "$BIN/python" -m pip --version >/dev/null 2>&1; then
+        "$python" -m venv --clear "$ROOT/.venv" ||
             die "the virtual environment could not be made" "install the venv module (apt install python3-venv)"
     fi
     step "install flashnext$1"
     "$BIN/python" -m pip install --disable-pip-version-check --quiet --progress-bar on -e "$ROOT$1" ||
         die "pip could not install flashnext" "see pip's own message above; is the network reachable?" 5
     printf '%s\n' "$want" >"$stamp"
+    trap - INT
 }
 
 need_tools() {
