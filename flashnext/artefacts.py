@@ -5,16 +5,29 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+
+from flashnext.errors import StateNotWritableError
 
 
 class Artefact(BaseModel):
     """Base of every artefact: frozen, no unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@contextmanager
+def state_written(path: Path) -> Iterator[None]:
+    """Around writes of state to ``path``: an OSError inside becomes a StateNotWritableError."""
+    try:
+        yield
+    except OSError as error:
+        raise StateNotWritableError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -520,6 +520,13 @@ class HostMemoryError(HostError):
     hint = "end other programs, or serve on a machine with more memory"
 
 
+class StateNotWritableError(HostError):
+    """A folder for logs, state, locks or samples that cannot be made or written."""
+
+    id = "state-not-writable"
+    hint = "make it writable, or choose another with XDG_STATE_HOME, XDG_RUNTIME_DIR or the bench's `--out`"
+
+
 class StrayConfigError(HostError):
     id = "stray-config"
     hint = "move the file away: llama-server reads it whatever the command line says"

@@ -16,7 +16,7 @@ import psutil
 from pydantic import Field, ValidationError
 
 from flashnext import paths
-from flashnext.artefacts import Artefact
+from flashnext.artefacts import Artefact, state_written
 from flashnext.errors import AlreadyServingError, NotServingError
 
 
@@ -140,8 +140,9 @@ class PortLock:
         self._handle: int | None = None
 
     def __enter__(self) -> Self:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with state_written(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from flashnext.artefacts import write_atomic
+from flashnext.artefacts import state_written, write_atomic
 from flashnext.errors import ArmUnknownError
 from flashnext.profile import command
 from flashnext.profile.load import load
@@ -69,7 +69,8 @@ def from_profile(
     for arm in arms:
         profile = base if arm == "candidate" else _derived(base, arm)
         path = folder / f"{arm.replace(':', '-')}.yaml"
-        write_atomic(path, _text(profile))
+        with state_written(path):
+            write_atomic(path, _text(profile))
         made.append(_arm(arm, profile, path, (builds or {}).get(arm), direct=bool(builds)))
     remarks = []
     if base.phase_prefill is None and {"control", "candidate"} <= set(arms):

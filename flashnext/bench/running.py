@@ -9,6 +9,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from flashnext.artefacts import state_written
 from flashnext.bench import samples as sample_files
 from flashnext.bench.arms import Arm
 from flashnext.bench.asking import now
@@ -22,12 +23,13 @@ from flashnext.errors import LockedError, SamplesMismatchError
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
     """One bench per folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise LockedError(f"another bench writes to {folder}") from None
+    with state_written(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise LockedError(f"another bench writes to {folder}") from None
     try:
         yield
     finally:

@@ -6,6 +6,8 @@ import threading
 from collections import deque
 from pathlib import Path
 
+from flashnext.artefacts import state_written
+
 CAP_BYTES = 16 * 1024 * 1024
 KEEP = 100
 
@@ -22,8 +24,9 @@ class LogFile:
         self.lost = 0
         self.last: deque[str] = deque(maxlen=KEEP)
         self._lock = threading.Lock()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._stream = path.open("ab", buffering=0)
+        with state_written(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._stream = path.open("ab", buffering=0)
         self._size = path.stat().st_size
 
     def write(self, source: str, lines: list[str]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flashnext import paths, services
+from flashnext.artefacts import state_written
 from flashnext.builds import Build
 from flashnext.errors import FlashnextError, HostNotQualifiedError, ProfileInvalidError
 from flashnext.profile import command
@@ -114,7 +115,8 @@ def config_home_path(port: int) -> Path:
 def empty_config_home(port: int) -> Path:
     """An empty XDG_CONFIG_HOME for the children, so that no config.ini of upstream is read."""
     path = config_home_path(port)
-    path.mkdir(parents=True, exist_ok=True)
+    with state_written(path):
+        path.mkdir(parents=True, exist_ok=True)
     return path
 
 
