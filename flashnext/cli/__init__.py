@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
+import traceback
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from flashnext import __version__
-from flashnext.console import show_error
-from flashnext.errors import FlashnextError
+from flashnext.console import say, show_error
+from flashnext.errors import FlashnextError, UsageError
+
+# Base of what the parser raises. Found this way because click is either a package or a part of typer.
+_ParserError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 # verb -> (module with `app`, help line). The help line stands here so that `--help` imports no verb.
 VERBS: dict[str, tuple[str, str]] = {
@@ -57,6 +62,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,
     help="Build, serve and measure Qwen3.8-Flash-Next on a home box.",
 )
 
@@ -77,12 +83,44 @@ def _root(
 
 
 def main() -> None:
-    """Entry point: every known failure becomes its message and its exit code."""
+    """Entry point: every failure becomes its message and its exit code, and JSON on request."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    as_json = "--json" in sys.argv
     try:
-        app()
+        code = app(standalone_mode=False)
     except FlashnextError as error:
-        show_error(error, as_json="--json" in sys.argv)
+        show_error(error, as_json=as_json)
         raise SystemExit(error.exit_code) from None
+    except _ParserError as error:
+        raise SystemExit(_show_usage(error, as_json=as_json)) from None
+    except typer.Abort:
+        say("Aborted!")
+        raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except Exception as error:
+        raise SystemExit(_show_bug(error, as_json=as_json)) from None
+    raise SystemExit(code if isinstance(code, int) else 0)  # a number comes from typer.Exit
+
+
+def _show_usage(error: Any, *, as_json: bool) -> int:
+    """What the parser says: in its own form for people, as one of ours for programs."""
+    if as_json:
+        context = getattr(error, "ctx", None)
+        place = context.command_path if context is not None else "flashnext"
+        show_error(UsageError(error.format_message(), hint=f"see `{place} --help`"), as_json=True)
+    else:
+        error.show()
+    return int(error.exit_code)
+
+
+def _show_bug(error: Exception, *, as_json: bool) -> int:
+    """The net under everything: an exception that nobody explained."""
+    if os.environ.get("FLASHNEXT_TRACEBACK"):
+        traceback.print_exception(error)
+    bug = FlashnextError(
+        f"{type(error).__name__}: {error}",
+        hint="this is a bug in flashnext: please report it, with what FLASHNEXT_TRACEBACK=1 adds to this",
+    )
+    show_error(bug, as_json=as_json)
+    return bug.exit_code
