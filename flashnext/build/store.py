@@ -15,9 +15,9 @@ from flashnext.errors import BuildDamagedError, InstallFailedError
 
 
 def installed(key: str) -> Build | None:
-    """The installed build of a key when its files have the recorded sizes; None otherwise."""
+    """The installed build of a key when its files are those recorded, byte by byte; None otherwise."""
     build = load_build(paths.builds_dir() / key)
-    return build if build is not None and not list(damage(build, hashes=False)) else None
+    return build if build is not None and not list(damage(build)) else None
 
 
 def install(key: str, files: Iterable[Path], record: Callable[[Path], Build]) -> Build:

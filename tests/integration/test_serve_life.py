@@ -193,6 +193,15 @@ def test_binary_without_our_stamp(home: FakeHome, stamp: str, words: str) -> Non
     assert home.launches("server") == []
 
 
+def test_a_damaged_program_is_refused_and_never_run(home: FakeHome) -> None:
+    program = home.root / "data/flashnext/builds/fakebuild/bin/llama-server"
+    program.write_text(program.read_text().replace("exec", "EXEC"))  # of the same size
+    done = home.run("serve", "--profile", "demo", "--port", str(free_port()))
+    assert done.returncode == 4
+    assert "error[build-unfit]" in done.stderr and "bin/llama-server: sha256" in done.stderr
+    assert "ended with" not in done.stderr and home.launches("server") == []
+
+
 def test_feature_that_the_build_lacks(home: FakeHome) -> None:
     home.install(features={"build-stamp": "0", "fn-vgpu": "0"})
     file = home.profile(expert_cache={"slots": 8})

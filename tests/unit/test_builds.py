@@ -129,6 +129,13 @@ def test_a_damaged_build_is_not_taken_for_installed_and_not_chosen(tmp_path: Pat
     assert builds.find_build("s1") == old
 
 
+def test_a_flipped_bit_is_not_taken_for_installed(tmp_path: Path) -> None:
+    made = install(tmp_path, "k1")
+    assert store.installed("k1") == made
+    flip(made)
+    assert store.installed("k1") is None
+
+
 def test_installing_over_a_damaged_build_mends_it(tmp_path: Path) -> None:
     lose(install(tmp_path, "k1"))
     made = install(tmp_path, "k1", text="again")
