@@ -213,6 +213,18 @@ def test_remove(tmp_path: Path) -> None:
     assert caught.value.exit_code == 2
 
 
+def test_a_build_whose_record_is_broken_goes_by_its_whole_name(tmp_path: Path) -> None:
+    install(tmp_path, "good")
+    break_record(install(tmp_path, "k1"))
+    with pytest.raises(NoSuchBuildError):
+        store.remove("k")
+    assert store.remove("k1") == "k1"
+    assert [p.name for p in paths.builds_dir().iterdir()] == ["good"]
+    for key in ("", ".", "..", "../builds"):
+        with pytest.raises(NoSuchBuildError):
+            store.remove(key)
+
+
 def test_a_record_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
     made = install(tmp_path, "k1")
     file = made.folder / "build.json"
