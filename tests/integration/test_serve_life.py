@@ -301,6 +301,20 @@ def test_context_beyond_the_model_is_refused(home: FakeHome) -> None:
     assert "error[context-too-long]" in running.err and "8192 tokens, the model has 4096" in running.err
 
 
+def test_a_cut_synthetic_model_is_written_again(home: FakeHome) -> None:
+    model = home.root / "data/flashnext/models/flashnext-tiny.gguf"
+    assert home.run("model", "synth", "tiny", "--out", str(model)).returncode == 0
+    whole = model.read_bytes()
+    for length in (len(whole) // 2, 100, 0):
+        with model.open("r+b") as stream:
+            stream.truncate(length)
+        running = home.serve()
+        running.until_state("ready")
+        running.signal(signal.SIGTERM)
+        assert running.end() == 143
+        assert model.read_bytes() == whole
+
+
 def test_model_that_llama_server_would_abort_on(home: FakeHome) -> None:
     model = home.root / "cut.gguf"
     assert home.run("model", "synth", "tiny", "--out", str(model)).returncode == 0
