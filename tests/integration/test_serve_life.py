@@ -87,7 +87,9 @@ def test_killed_supervisor_takes_its_children_along(home: FakeHome, moment: str)
     status = home.run("status", "--json")
     (service,) = json.loads(status.stdout)
     assert (status.returncode, service["state"], service["alive"]) == (8, "killed", False)
-    assert f"  killed  {service['url']}  the supervisor was killed; it was {moment}" in home.run("status").stdout
+    assert (
+        f"  killed  {service['url']}  the supervisor was killed; it was {moment}" in home.run("status").stdout
+    )
 
 
 def test_a_stubborn_server_is_killed_on_schedule(home: FakeHome) -> None:
