@@ -72,7 +72,7 @@ class Result:
 
 
 def make_plan(request: Request) -> Plan:
-    """Resolve a request. Raises the errors of pin, sdist, series, options; toolchain problems are collected."""
+    """Resolve a request. Raises errors of pin, sdist, series and options; collects toolchain problems."""
     if request.vanilla and (request.without or request.tests):
         raise BuildOptionsError(
             "--vanilla is the tree without any feature", hint="drop --without and --tests"
