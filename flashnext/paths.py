@@ -78,6 +78,11 @@ def bench_runs_dir() -> Path:
     return state_dir() / "bench"
 
 
+def account_dirs(home: Path) -> list[Path]:
+    """Data, cache and state folder of another account's service: systemd sets none of the XDG variables."""
+    return [home / part / "flashnext" for part in (".local/share", ".cache", ".local/state")]
+
+
 def run_dir() -> Path:
     """Locks and sockets of running services; ``$XDG_RUNTIME_DIR/flashnext``, else under the state folder."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")

@@ -72,12 +72,16 @@ class Result:
 
 
 def make_plan(request: Request) -> Plan:
-    """Resolve a request. Raises the errors of pin, series and options; toolchain problems are collected."""
+    """Resolve a request. Raises errors of pin, sdist, series and options; collects toolchain problems."""
     if request.vanilla and (request.without or request.tests):
         raise BuildOptionsError(
             "--vanilla is the tree without any feature", hint="drop --without and --tests"
         )
     pin = load_pin()
+    if request.sdist is not None:  # also where nothing is left to be read from it
+        from flashnext.build import fetch
+
+        fetch.check_sdist(request.sdist, pin)
     features: list[Feature] = []
     if not request.vanilla:
         features = select(load_series(paths.patches_dir()), without=request.without)

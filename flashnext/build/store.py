@@ -15,9 +15,9 @@ from flashnext.errors import BuildDamagedError, InstallFailedError
 
 
 def installed(key: str) -> Build | None:
-    """The installed build of a key when its files have the recorded sizes; None otherwise."""
+    """The installed build of a key when its files are those recorded, byte by byte; None otherwise."""
     build = load_build(paths.builds_dir() / key)
-    return build if build is not None and not list(damage(build, hashes=False)) else None
+    return build if build is not None and not list(damage(build)) else None
 
 
 def install(key: str, files: Iterable[Path], record: Callable[[Path], Build]) -> Build:
@@ -73,14 +73,18 @@ def _clear(target: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def remove(key: str) -> Build:
-    """Remove an installed build by key or prefix. Raises NoSuchBuildError."""
-    build = get_build(key)
-    hidden = build.folder.with_name(f".{build.key}.removed")
+def remove(key: str) -> str:
+    """Remove an installed build by key or prefix, and return its key. Raises NoSuchBuildError.
+
+    A build whose record cannot be read goes by the whole name of its folder.
+    """
+    broken = [folder for folder in _unrecorded() if folder.name == key]
+    folder = broken[0] if broken else get_build(key).folder
+    hidden = folder.with_name(f".{folder.name}.removed")
     shutil.rmtree(hidden, ignore_errors=True)
-    build.folder.rename(hidden)
+    folder.rename(hidden)
     shutil.rmtree(hidden)
-    return build
+    return folder.name
 
 
 def verify(keys: Sequence[str]) -> list[Build]:

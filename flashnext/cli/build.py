@@ -180,9 +180,9 @@ def _remove(key: str, as_json: bool) -> None:
 
     removed = store.remove(key)
     if as_json:
-        console.print_json({"removed": removed.key})
+        console.print_json({"removed": removed})
     else:
-        console.say(f"removed build {removed.key}")
+        console.say(f"removed build {removed}")
 
 
 def _verify(key: str | None, as_json: bool) -> None:

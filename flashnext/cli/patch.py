@@ -29,6 +29,8 @@ Name = Annotated[str, typer.Argument(metavar="ID", help="The feature's id.")]
 
 
 def _pristine(pin: Pin, sdist: Path | None) -> Path:
+    if sdist is not None:  # also where the tree is there already and nothing is read from it
+        fetch.check_sdist(sdist, pin)
     return tree.pristine_tree(pin, lambda: fetch.fetch_sdist(pin, sdist=sdist))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -34,6 +35,7 @@ def show(profile: Name, user: User = False) -> None:
 def install(profile: Name, user: User = False) -> None:
     """Write the unit, and say what to do next. Starts nothing."""
     file, text = _unit(profile, user=user)
+    account = None if user else _account()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
@@ -41,35 +43,55 @@ def install(profile: Name, user: User = False) -> None:
         raise ServiceFolderError(f"cannot write {file}: {error.strerror}") from None
     manager = "systemctl --user" if user else "systemctl"
     print_data(str(file))
+    missing = [] if account is None else [str(p) for p in _writable(account) if not p.is_dir()]
+    if missing:  # the unit's sandbox opens only folders that are there when it starts
+        say(f"first: sudo -u {account} mkdir -p {shlex.join(missing)}")
     say(f"next: {manager} daemon-reload && {manager} enable --now {file.name}")
 
 
 @app.command()
 def uninstall(profile: Name, user: User = False) -> None:
-    """Remove the unit's file. A running service goes on until it is stopped."""
+    """Remove the unit's file and its start at boot. A running service goes on until it is stopped."""
     file, _ = _unit(profile, user=user)
     manager = "systemctl --user" if user else "systemctl"
-    try:
-        file.unlink()
-    except FileNotFoundError:
+    # the link as well: `systemctl disable` does nothing any more once the file has gone
+    boot = file.parent / f"{'default' if user else 'multi-user'}.target.wants" / file.name
+    found = [path for path in (boot, file) if path.is_symlink() or path.exists()]
+    if not found:
         say(f"there is no {file}")
         return
-    except OSError as error:
-        raise ServiceFolderError(f"cannot remove {file}: {error.strerror}") from None
-    print_data(f"removed {file}")
-    say(f"next: {manager} disable --now {file.name}; {manager} daemon-reload")
+    for path in found:
+        try:
+            path.unlink()
+        except OSError as error:
+            raise ServiceFolderError(f"cannot remove {path}: {error.strerror}") from None
+        print_data(f"removed {path}")
+    say(f"next: {manager} stop {file.name}; {manager} daemon-reload")
+
+
+def _account() -> str:
+    """Whom a system-wide unit runs as: under sudo, the person who called it."""
+    return os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+
+
+def _writable(account: str) -> list[Path]:
+    """What the service writes to: the account's own folders, which under sudo are not those of root."""
+    from flashnext import paths
+
+    if account == os.environ.get("SUDO_USER"):
+        return paths.account_dirs(Path(pwd.getpwnam(account).pw_dir))
+    return [paths.share_dir(), paths.cache_dir(), paths.state_dir()]
 
 
 def _unit(profile: str, *, user: bool) -> tuple[Path, str]:
-    from flashnext import paths
     from flashnext.profile.load import load
     from flashnext.serve import unit
 
     loaded = load(profile)
     command = [str(Path(sys.argv[0]).absolute()), "serve", "--profile"]
     command.append(loaded.profile.name if profile == loaded.profile.name else str(loaded.file.absolute()))
-    writable = [paths.share_dir(), paths.cache_dir(), paths.state_dir()]
-    account = None if user else os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    account = None if user else _account()
+    writable = _writable(account) if account else []
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     folder = config / "systemd/user" if user else _SYSTEM
     text = unit.render(loaded.profile, command, writable=writable, account=account)

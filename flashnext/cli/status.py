@@ -24,10 +24,11 @@ def status(
     from flashnext import services
 
     found = [s for s in services.every() if port in (None, s.port)]
-    if not every:
-        alive = [s for s in found if s.supervisor.alive]
-        found = alive or sorted(found, key=lambda s: s.started)[-1:]
     live = {s.port: s.supervisor.alive for s in found}
+    if not every:
+        alive = [s for s in found if live[s.port]]
+        found = alive or sorted(found, key=lambda s: s.started)[-1:]
+    found = [s if live[s.port] else _ended(s) for s in found]
     if as_json:
         print_json([{**s.model_dump(mode="json"), "alive": live[s.port]} for s in found])
     elif not found:
@@ -39,10 +40,17 @@ def status(
         raise typer.Exit(8)
 
 
+def _ended(service: Service) -> Service:
+    """A dead service as it is: a supervisor that was killed could not write so itself."""
+    if service.state in ("stopped", "fatal"):
+        return service
+    reason = f"the supervisor was killed; it was {service.state}"
+    return service.model_copy(update={"state": "killed", "reason": reason})
+
+
 def _show(service: Service, *, alive: bool) -> None:
-    state = service.state if alive or service.state in ("stopped", "fatal") else f"{service.state} (killed)"
     mark = "" if service.kind == "qualified" else f" [{service.kind}]"
-    print_data(f"{service.profile}{mark}  {state}  {service.url}  {service.reason}")
+    print_data(f"{service.profile}{mark}  {service.state}  {service.url}  {service.reason}")
     if not alive:
         return
     from flashnext.serve.metrics import summary

@@ -43,7 +43,9 @@ def problems(
     loaded: Loaded, build: builds.Build, series: str, env: dict[str, str]
 ) -> Iterator[FlashnextError]:
     """What is wrong with a build for this profile: stamp, series, features, programs, damaged files."""
-    unfit = _stamp_problems(build.bin / SERVER, series, env)
+    unfit = [f"{build.folder}: {line}" for line in builds.damage(build)]
+    if not unfit:  # a damaged program is not run, not even for its stamp
+        unfit += _stamp_problems(build.bin / SERVER, series, env)
     for feature, path in command.features(loaded.profile).items():
         if feature not in build.features:
             place = loaded.place(path)

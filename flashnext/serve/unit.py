@@ -61,11 +61,14 @@ def render(profile: Profile, command: Sequence[str], *, writable: Sequence[Path]
 
 
 def _sandbox(writable: Sequence[Path]) -> list[str]:
-    """What can be closed without taking the GPUs away: no PrivateDevices, and CUDA's JIT writes code."""
+    """What can be closed without taking the GPUs away: no PrivateDevices, and CUDA's JIT writes code.
+
+    A writable folder that is not there (`-`) must not keep the unit from starting: serve says what it lacks.
+    """
     return [
         "ProtectSystem=strict",
         "ProtectHome=read-only",
-        f"ReadWritePaths={' '.join(_word(str(p)) for p in writable)}",
+        f"ReadWritePaths={' '.join(_word(f'-{p}') for p in writable)}",
         "PrivateTmp=yes",
         "ProtectKernelTunables=yes",
         "ProtectKernelModules=yes",

@@ -54,10 +54,10 @@ def locate(loaded: Loaded, *, model: Path | None = None, head: Path | None = Non
 
 
 def make_if_absent(loaded: Loaded, weights: Weights, report: Progress) -> bool:
-    """Write the synthetic model where it is missing. Returns whether something was written."""
+    """Write the synthetic model where it is missing or damaged. Returns whether something was written."""
     kind = loaded.profile.model.synthetic
     wanted = [p for p in (weights.model, weights.head) if p is not None]
-    if kind is None or all(p.exists() for p in wanted):
+    if kind is None or (all(p.exists() for p in wanted) and not _ours_is_damaged(loaded, weights)):
         return False
     from flashnext.model.synth import SynthRequest, synthesise
 
@@ -65,6 +65,11 @@ def make_if_absent(loaded: Loaded, weights: Weights, report: Progress) -> bool:
     paths.models_dir().mkdir(parents=True, exist_ok=True)
     synthesise(request, lambda total: report(total, 0), lambda count: report(None, count))
     return True
+
+
+def _ours_is_damaged(loaded: Loaded, weights: Weights) -> bool:
+    """Whether files at the places of the synthetic model cannot be loaded. Others are never written over."""
+    return weights == locate(loaded) and not inspect_model(weights.model, weights.head).ok
 
 
 def problems(loaded: Loaded, weights: Weights, *, hashes: bool = False) -> Iterator[FlashnextError]:

@@ -84,6 +84,12 @@ def test_killed_supervisor_takes_its_children_along(home: FakeHome, moment: str)
     running.signal(signal.SIGKILL)
     assert running.end() == -signal.SIGKILL
     home.nothing_left()
+    status = home.run("status", "--json")
+    (service,) = json.loads(status.stdout)
+    assert (status.returncode, service["state"], service["alive"]) == (8, "killed", False)
+    assert (
+        f"  killed  {service['url']}  the supervisor was killed; it was {moment}" in home.run("status").stdout
+    )
 
 
 def test_a_stubborn_server_is_killed_on_schedule(home: FakeHome) -> None:
@@ -193,6 +199,15 @@ def test_binary_without_our_stamp(home: FakeHome, stamp: str, words: str) -> Non
     assert home.launches("server") == []
 
 
+def test_a_damaged_program_is_refused_and_never_run(home: FakeHome) -> None:
+    program = home.root / "data/flashnext/builds/fakebuild/bin/llama-server"
+    program.write_text(program.read_text().replace("exec", "EXEC"))  # of the same size
+    done = home.run("serve", "--profile", "demo", "--port", str(free_port()))
+    assert done.returncode == 4
+    assert "error[build-unfit]" in done.stderr and "bin/llama-server: sha256" in done.stderr
+    assert "ended with" not in done.stderr and home.launches("server") == []
+
+
 def test_feature_that_the_build_lacks(home: FakeHome) -> None:
     home.install(features={"build-stamp": "0", "fn-vgpu": "0"})
     file = home.profile(expert_cache={"slots": 8})
@@ -286,6 +301,20 @@ def test_context_beyond_the_model_is_refused(home: FakeHome) -> None:
     running = home.serve(profile=home.profile(context={"size": 8192}))
     assert running.end() == 3
     assert "error[context-too-long]" in running.err and "8192 tokens, the model has 4096" in running.err
+
+
+def test_a_cut_synthetic_model_is_written_again(home: FakeHome) -> None:
+    model = home.root / "data/flashnext/models/flashnext-tiny.gguf"
+    assert home.run("model", "synth", "tiny", "--out", str(model)).returncode == 0
+    whole = model.read_bytes()
+    for length in (len(whole) // 2, 100, 0):
+        with model.open("r+b") as stream:
+            stream.truncate(length)
+        running = home.serve()
+        running.until_state("ready")
+        running.signal(signal.SIGTERM)
+        assert running.end() == 143
+        assert model.read_bytes() == whole
 
 
 def test_model_that_llama_server_would_abort_on(home: FakeHome) -> None:

@@ -11,7 +11,7 @@ from flashnext import paths, proc
 from flashnext.build import cmake, pipeline
 from flashnext.build.pipeline import Request, make_plan
 from flashnext.build.series import load_series
-from flashnext.errors import BuildOptionsError, UnknownFeatureError
+from flashnext.errors import BuildOptionsError, SdistSizeMismatchError, UnknownFeatureError
 from flashnext.probe import toolchain as probe
 from flashnext.probe.toolchain import probe_cmake
 from tests.fakes.programs import FakeBin
@@ -55,6 +55,15 @@ def test_everything_that_upstream_would_guess_is_chosen(fakes: FakeBin) -> None:
     cpu = make_plan(Request(backend="cpu")).flags
     assert not [name for name in cpu if "CUDA" in name]
     assert not [value for flags in (flags, cpu) for value in flags.values() if value.startswith("/")]
+
+
+def test_an_sdist_that_is_named_is_judged_before_anything_else(fakes: FakeBin, tmp_path: Path) -> None:
+    """Not only where its content is needed: an installed build or an unpacked tree would hide it."""
+    wrong = tmp_path / "small.tar.gz"
+    wrong.write_bytes(b"not the pinned one")
+    with pytest.raises(SdistSizeMismatchError) as caught:
+        make_plan(Request(backend="cpu", sdist=wrong))
+    assert caught.value.exit_code == 5
 
 
 @pytest.mark.parametrize(("machine", "has"), [("x86_64", True), ("aarch64", False)])

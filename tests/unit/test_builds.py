@@ -129,6 +129,13 @@ def test_a_damaged_build_is_not_taken_for_installed_and_not_chosen(tmp_path: Pat
     assert builds.find_build("s1") == old
 
 
+def test_a_flipped_bit_is_not_taken_for_installed(tmp_path: Path) -> None:
+    made = install(tmp_path, "k1")
+    assert store.installed("k1") == made
+    flip(made)
+    assert store.installed("k1") is None
+
+
 def test_installing_over_a_damaged_build_mends_it(tmp_path: Path) -> None:
     lose(install(tmp_path, "k1"))
     made = install(tmp_path, "k1", text="again")
@@ -204,6 +211,18 @@ def test_remove(tmp_path: Path) -> None:
     with pytest.raises(NoSuchBuildError) as caught:
         store.remove("k1")
     assert caught.value.exit_code == 2
+
+
+def test_a_build_whose_record_is_broken_goes_by_its_whole_name(tmp_path: Path) -> None:
+    install(tmp_path, "good")
+    break_record(install(tmp_path, "k1"))
+    with pytest.raises(NoSuchBuildError):
+        store.remove("k")
+    assert store.remove("k1") == "k1"
+    assert [p.name for p in paths.builds_dir().iterdir()] == ["good"]
+    for key in ("", ".", "..", "../builds"):
+        with pytest.raises(NoSuchBuildError):
+            store.remove(key)
 
 
 def test_a_record_with_an_unknown_key_is_refused(tmp_path: Path) -> None:

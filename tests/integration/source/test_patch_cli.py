@@ -45,6 +45,17 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+def test_a_wrong_sdist_is_refused_although_the_tree_is_unpacked(
+    upstream: Upstream, patch: Patch, tmp_path: Path
+) -> None:
+    upstream.feature("three")
+    assert patch("check").code == 0
+    wrong = tmp_path / "wrong.tar.gz"
+    wrong.write_bytes(b"not the pinned one")
+    ran = patch("check", "--sdist", str(wrong))
+    assert ran.code == 5 and "error[sdist-size-mismatch]" in ran.err
+
+
 # --- list, check, new ------------------------------------------------------------------------------------
 
 
