@@ -1,1 +1,6 @@
 """Puts this folder on the import path, so that tests of all kinds share the modules that lie in it."""
+
+import signal
+
+# A background job starts with SIGINT ignored, and every program that a test starts would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.native, pytest.mark.slow, pytest.mark.timeout(600)]
 
 def test_every_scenario_in_under_ten_minutes(tmp_path: Path, native_build: Any) -> None:
     home = Home(tmp_path)
-    build = Path(native_build.bin).parent
+    build = Path(native_build.root)
     builds = home.root / "data/flashnext/builds"
     builds.mkdir(parents=True)
     (builds / build.name).symlink_to(build)

@@ -141,7 +141,7 @@ def test_slots_that_do_not_fit(
     gguf = model("demo", tmp_path)
 
     def start(slots: int, ready_s: float | None) -> LlamaServer:
-        gpus = (vgpu("--memory", "64MiB"), vgpu("--memory", "64MiB"))
+        gpus = (vgpu("--memory", "56MiB"), vgpu("--memory", "56MiB"))
         return LlamaServer(
             native_build.bin, gguf, tmp_path, "--moe-expert-cache", str(slots), on=gpus, ready_s=ready_s
         )

@@ -84,6 +84,12 @@ bool fn_mtp_qwen4exp_load_tensors(llama_model_qwen4exp & m) {
     }
 
     const bool head_only = fn_mtp_is_head_only(m);
+    const int  il        = hparams.n_layer();
+
+    // a trunk may announce the block and not carry it: as at the pin, that matters only where MTP is asked for
+    if (!head_only && !m.ml->load_mtp && m.ml->get_weight(m.tn(LLM_TENSOR_NEXTN_EH_PROJ, "weight", il).str().c_str()) == nullptr) {
+        return false;
+    }
 
     if (head_only) {
         const int64_t n_embd  = hparams.n_embd;
@@ -97,7 +103,7 @@ bool fn_mtp_qwen4exp_load_tensors(llama_model_qwen4exp & m) {
     // a head that was loaded on its own is wanted; the one inside an embedded file only if MTP was asked for
     const int flags = head_only || m.ml->load_mtp ? 0 : m.TENSOR_SKIP;
 
-    fn_mtp_load_block(m, hparams.n_layer(), flags);
+    fn_mtp_load_block(m, il, flags);
 
     return head_only;
 }
