@@ -18,6 +18,7 @@ import pytest
 from serve_home import Home, Running, until
 from test_serve_demo import RealHome
 
+from flashnext.builds import file_sha256
 from flashnext.serve.metrics import parse
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(180)]
@@ -46,6 +47,7 @@ class FullHome(RealHome):
         )
         record = json.loads((folder / "build.json").read_text())
         record["binaries"][program.name]["size_bytes"] = program.stat().st_size
+        record["binaries"][program.name]["sha256"] = file_sha256(program)
         (folder / "build.json").write_text(json.dumps(record))
 
 
