@@ -96,14 +96,36 @@ void fn_phase_context::quiesce() {
     ctx.gf_res_prev_active = nullptr;
 }
 
-void fn_phase_context::release(bool prompt) {
-    quiesce();
-
-    // an empty scheduler instead of none: the context can be destroyed, or asked for its sizes, at any time
+// an empty scheduler instead of none: the context can be destroyed, or asked for its sizes, at any time
+void fn_phase_context::drop_scheduler() {
     ctx.sched.reset();
     ctx.sched.reset(ggml_backend_sched_new(
             ctx.backend_ptrs.data(), ctx.backend_buft.data(), ctx.backend_ptrs.size(), 8, false, ctx.cparams.op_offload));
     ctx.sched_need_reserve = true;
+}
+
+void fn_phase_context::keep_host() {
+    for (size_t i = 0; i < ctx.backend_ptrs.size(); ++i) {
+        if (!host && ggml_backend_buft_is_host(ctx.backend_buft[i])) {
+            host.reset(new fn_phase_host(ctx.backend_buft[i]));
+            ctx.backend_buft[i] = host->type();
+        }
+    }
+}
+
+void fn_phase_context::let_host_go() {
+    if (!host) {
+        return;
+    }
+    quiesce();
+    std::replace(ctx.backend_buft.begin(), ctx.backend_buft.end(), host->type(), host->inner);
+    drop_scheduler();
+    host.reset();
+}
+
+void fn_phase_context::release(bool prompt) {
+    quiesce();
+    drop_scheduler();
 
     std::vector<size_t> & largest = pool_bytes[prompt];
     largest.resize(ctx.backend_ptrs.size());

@@ -1,9 +1,11 @@
 #pragma once
 
+#include "fn-phase-host.h"
 #include "fn-phase-link.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,10 @@ struct fn_phase_context {
     // frees the compute buffers and the pools of every device; the scheduler is an empty one afterwards.
     // prompt: they served a prompt, so they say how large a prompt's pools get
     void release(bool prompt);
+
+    // the host's part of the workspace keeps its memory from the next release on, until it is let go
+    void keep_host();
+    void let_host_go();
 
     // reserves for this physical micro-batch, as a new context would, and pools as large as any before.
     // false: what failed is in error
@@ -43,6 +49,10 @@ struct fn_phase_context {
     llama_context & ctx;
 
 private:
+    void drop_scheduler();
+
+    std::unique_ptr<fn_phase_host> host;
+
     // largest pool seen per backend: while decoding, and in a prompt
     std::vector<size_t> pool_bytes[2];
 };

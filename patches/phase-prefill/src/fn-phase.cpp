@@ -30,6 +30,7 @@ fn_phase::fn_phase(llama_context * ctx_tgt, llama_context * ctx_dft, fn_phase_pa
 fn_phase::~fn_phase() {
     for (fn_phase_context & context : contexts) {
         context.link() = fn_phase_link();
+        context.let_host_go();
     }
 }
 
@@ -127,6 +128,7 @@ bool fn_phase::quiesce() {
 
 bool fn_phase::release() {
     for (fn_phase_context & context : contexts) {
+        context.keep_host();
         context.release(false);
     }
     const int32_t result = fn_expert_cache_release(cache);
