@@ -112,7 +112,8 @@ class BuildServer(StartedServer):
         self._bin = Path(next(word for word in words if Path(word).name == _PROGRAM)).parent
         for number, endpoint in enumerate(endpoints):
             words = [w.replace(f"127.0.0.1:VGPU{number}_PORT", endpoint) for w in words]
-        self._child = start(words, env=server["env"], stdout=self._stream.fileno(), stderr=subprocess.STDOUT)
+        env = {**server["env"], **self.arm.switches}
+        self._child = start(words, env=env, stdout=self._stream.fileno(), stderr=subprocess.STDOUT)
         self.address, self.pid, self.argv = ("127.0.0.1", port), self._child.pid, tuple(words)
         if not wait_until(self._healthy, timeout_s=limit_s, every_s=0.05):
             raise self.failed(f"not ready within {limit_s:g} s")

@@ -83,6 +83,9 @@ def halves(samples: Samples, control: str, candidate: str) -> Iterator[tuple[Pro
     shared = False
     for arms in table.values():
         if control in arms and candidate in arms:
+            sittings = {samples.sitting[arms[name].process] for name in (control, candidate)}
+            if len(sittings) > 1:
+                continue
             # all "processes" behind a URL that somebody else runs are one process: one pair, no more
             if arms[control].facts.get("shared") or arms[candidate].facts.get("shared"):
                 if shared:

@@ -97,6 +97,9 @@ def _notes(result: Result, samples: Samples) -> list[str]:
         notes.append(f"{samples.torn} torn lines of a killed writer were passed over")
     if result.unfinished_processes:
         notes.append(f"{result.unfinished_processes} processes were cut off; their rows are not counted")
+    sittings = len(set(samples.sitting.values()))
+    if sittings > 1:
+        notes.append(f"{sittings} sittings (boots or machines); arms are paired within one")
     if len(samples.processes) < result.planned_processes:
         notes.append(f"{len(samples.processes)} of {result.planned_processes} processes have run")
     return notes

@@ -28,6 +28,7 @@ from flashnext.bench.stats import LEVEL, Pair, Ratio, Verdict, paired_ratio, sum
 NAME = "result.json"
 MARGIN = 0.03  # arms within this relative difference count as the same
 POOLED = "pooled"
+_NOT_OF_THE_ARM = ("devices", "model", "used_bytes", "shared", "held")
 
 
 class CellResult(Artefact):
@@ -144,9 +145,7 @@ def _facts(samples: Samples, arms: Sequence[str]) -> dict[str, Any]:
     for arm in arms:
         first = next((p for p in samples.processes if p.arm == arm), None)
         if first is not None:
-            said = {
-                k: v for k, v in first.facts.items() if k not in ("devices", "model", "used_bytes", "shared")
-            }
+            said = {k: v for k, v in first.facts.items() if k not in _NOT_OF_THE_ARM}
             by_arm[arm] = {**by_arm.get(arm, {}), **said}
             if "model" in first.facts:
                 facts.setdefault("model", first.facts["model"])
