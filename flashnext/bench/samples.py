@@ -85,8 +85,10 @@ class Request(Artefact):
     timings: dict[str, Any] = Field(default_factory=dict, description="as llama-server sent them, untouched")
     text: str = ""
     top: list[tuple[int, float]] = Field(
-        default_factory=list, description="token id and log probability of the first token's most likely"
+        default_factory=list,
+        description="token id and log probability of the first token's likeliest, then of a spread of others",
     )
+    vocabulary: int | None = Field(None, description="tokens that the spread was drawn from")
     correct: bool | None = None
     memory: list[tuple[float, list[int]]] = Field(
         default_factory=list, description="ms since the request began, bytes in use on each device"
