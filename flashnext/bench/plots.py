@@ -6,10 +6,10 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from flashnext.bench.bound import bound_of, micro_batch_of
+from flashnext.bench.bound import RESIDENT, bound_of, micro_batch_of
 from flashnext.bench.extra import needed_for
 from flashnext.bench.metrics import METRICS
-from flashnext.bench.result import Result
+from flashnext.bench.result import Result, prefill_cells
 from flashnext.bench.samples import Samples
 
 # Okabe and Ito's colours: told apart without colour vision.
@@ -84,15 +84,17 @@ def over_depth(result: Result, metric: str, title: str) -> str | None:
 
 def _draw_bounds(axes: Any, result: Result, metric: str, depths: list[int]) -> None:
     """One line per micro-batch that an arm uses: no such arm can be on its better side."""
-    bound = bound_of(result.facts)
+    bound = bound_of(result.facts, prefill_cells(result.cells))
     if bound is None:
         return
-    sizes = sorted({size for arm in result.arms if (size := micro_batch_of(result.facts, arm)) is not None})
+    streaming = [arm for arm in result.arms if arm != RESIDENT]
+    sizes = sorted({size for arm in streaming if (size := micro_batch_of(result.facts, arm)) is not None})
+    kernels = " or the kernels" if bound.kernels_tps else ""
     for number, size in enumerate(sizes):
         speeds = [bound.prefill_tps(d, size) for d in depths]
         y = speeds if metric == "prefill_tps" else [d / s for d, s in zip(depths, speeds, strict=True)]
         style = (":", "--", "-.")[number % 3]
-        axes.plot(depths, y, style, color="#555555", label=f"bound: upload once per {size} tokens")
+        axes.plot(depths, y, style, color="#555555", label=f"bound: upload once per {size} tokens{kernels}")
 
 
 def decode_distribution(result: Result) -> str | None:
