@@ -236,6 +236,30 @@ def compare(
     say(f"note: {comparing.CAUTION}" if rows else "the two have no cell in common")
 
 
+@app.command()
+def timeline(
+    file: Annotated[Path, typer.Argument(help="JSON lines of lean-prefill's timeline.")],
+    out: Annotated[Path, typer.Option(help="The plot, an .svg file.")],
+    number: Annotated[
+        int | None, typer.Option("--pass", help="Which pass; default: the last of the largest.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw the uploads of a prompt's pass over its compute."""
+    from flashnext.artefacts import write_atomic
+    from flashnext.bench import timeline as lanes
+
+    passes = lanes.read(file)
+    chosen = lanes.choose(passes, number)
+    write_atomic(out, lanes.svg(chosen))
+    if as_json:
+        print_json({"plot": str(out), "passes": [p.summary() for p in passes]})
+        return
+    for found in passes:
+        say(lanes.text(found))
+    print_data(str(out))
+
+
 @app.command("import")
 def import_(
     file: Annotated[Path, typer.Argument(help="Output of `llama-bench -o json`.")],
