@@ -68,7 +68,7 @@ def prepare(asked: Asked) -> Prepared:
         named = _pairs(asked.builds)
         for key in named.values():
             builds.get_build(key)
-        configured = from_profile(asked.profile, asked.arms, folder / "arms", builds=named)
+        configured = from_profile(asked.profile, asked.arms, folder / "arms", named=named)
     scenarios = load_scenarios()
     if asked.what != ALL and asked.what not in scenarios:
         raise UsageError(f"there is no scenario {asked.what}", context=[", ".join(scenarios)])
@@ -108,8 +108,10 @@ def execute(
     with (
         running.folder_lock(prepared.folder),
         free_of_services(stop=asked.stop_service) as stopped,
-        vram_limit(asked.limit_bytes) as held,
     ):
+        with vram_limit(asked.limit_bytes) as held:
+            pass  # whether it can be held at all is known before the first process; each has its own
+        configured.write()
         facts = bench_facts.collect(
             configured.arms, [*configured.remarks, *stopped], configured.profile_facts
         )
@@ -126,6 +128,7 @@ def execute(
                 serve=asked.serve_options,
                 max_s=asked.max_minutes * 60 if asked.max_minutes is not None else None,
                 watch_memory=asked.watch_memory,
+                limit_bytes=asked.limit_bytes,
                 on_progress=on_progress,
             ),
         )

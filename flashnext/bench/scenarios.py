@@ -54,6 +54,9 @@ class Scenario(Artefact):
     cell_by: Literal["depth", "depth-and-seed"] = "depth"
     sampling: tuple[Literal["greedy", "production"], ...] = ("greedy",)
     top: int = Field(0, ge=0, description="log probabilities of the first token to keep")
+    spread: int = Field(
+        0, ge=0, description="about so many more tokens over the whole vocabulary, the same ones everywhere"
+    )
     own_process: bool = Field(False, description="not in the same processes as the other scenarios")
     settings: dict[str, Settings]
 
