@@ -21,6 +21,9 @@ CHECKS: tuple[tuple[str, str | list[int]], ...] = (
     ("second", "A haiku about winter:\n"),
     ("verify-shape", [1, 2, 3, 4]),
 )
+# Asked before the others where the profile has the memory transaction: the first prompt of a process begins
+# and ends one whatever its size (LLAMA_PHASE_PREFILL_REHEARSE), and the text after it has to be sane as well.
+REHEARSAL = ("rehearsal", "A letter from the lighthouse:\n")
 CHECK_TOKENS = 24
 _EVERY_HEALTH_S = 0.1
 _EVERY_SLOTS_S = 1.0
@@ -100,6 +103,7 @@ class Prober:
         key: str | None,
         check_limit_s: float,
         text_check_s: float,
+        rehearse: bool = False,
         controls: tuple[tuple[str, int], ...] = (),
     ) -> None:
         self._controls = controls
@@ -108,6 +112,7 @@ class Prober:
         self._key = key
         self._check_limit_s = check_limit_s
         self._text_check_s = text_check_s
+        self._checks = (REHEARSAL, *CHECKS) if rehearse else CHECKS
         self._over = threading.Event()
         threading.Thread(target=self._run, name="prober", daemon=True).start()
 
@@ -119,7 +124,7 @@ class Prober:
             return
         self._post(Healthy())
         speed = 0.0
-        for name, prompt in CHECKS:
+        for name, prompt in self._checks:
             result = self._patient_check(name, prompt)
             if self._over.is_set():
                 return

@@ -14,6 +14,7 @@ Keys of a behaviour, all optional:
   ignore_term, busy, spam_mb     no end by TERM; slots that never move; so much log
   text, text_after [n, text]     what completions say, and what they say after the n-th
   queue_s                        completions wait so long while the slots move, as behind other clients
+  rehearsal [line]               log lines of the first prompt, where a rehearsal was asked for
   error_500                      every completion fails with this message
   stamp, help_without            --version's stamp line; flags that --help does not know
   vgpu_silent                    a virtual GPU that announces no port
@@ -108,6 +109,9 @@ class Handler(BaseHTTPRequestHandler):
         do = self.server.do
         self.server.completions += 1
         count = self.server.completions
+        if count == 1 and os.environ.get("LLAMA_PHASE_PREFILL_REHEARSE") == "1":
+            for line in do.get("rehearsal", ["fn:phase:begin {}", "fn:phase:end {}"]):
+                out(line)
         if "queue_s" in do and time.monotonic() < self.server.ready_at + do["queue_s"]:
             time.sleep(do["queue_s"])
         if count == do.get("at_request"):

@@ -463,6 +463,42 @@ def test_virtual_gpu_that_does_not_come_up(home: FakeHome) -> None:
     home.nothing_left()
 
 
+def with_transaction(home: FakeHome) -> Path:
+    numbers = {"micro_batch": 2048, "min_tokens": 2048}
+    return home.profile(expert_cache={"slots": 8}, mtp={"synthetic": True}, phase_prefill=numbers)
+
+
+def test_a_transaction_is_rehearsed_before_ready(home: FakeHome) -> None:
+    running = home.serve(profile=with_transaction(home))
+    counters = running.until_state("ready")["counters"]
+    assert (counters["marker phase:begin"], counters["marker phase:end"]) == (1, 1)
+    assert home.launches()[0]["env"]["LLAMA_PHASE_PREFILL_REHEARSE"] == "1"
+
+
+def test_no_rehearsal_without_the_transaction(home: FakeHome) -> None:
+    running = home.serve()
+    assert "marker phase:begin" not in running.until_state("ready")["counters"]
+    assert not [name for name in home.launches()[0]["env"] if "REHEARSE" in name]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], "its first prompt began and ended no transaction"),
+        (["fn:phase:begin {}"], "its first prompt began and ended no transaction"),
+        (["fn:phase:end {}"], "begin and end markers of the transaction do not match"),
+        (['fn:phase:failed {"check":"reserve"}'], "the memory transaction failed: reserve"),
+    ],
+)
+def test_a_rehearsal_that_fails_is_never_ready(home: FakeHome, lines: list[str], words: str) -> None:
+    home.behave({"rehearsal": lines})
+    running = home.serve(profile=with_transaction(home))
+    assert running.end(60) == 8
+    assert "error[server-start-failed]" in running.err and words in running.err
+    assert "ready" not in [t["state"] for t in running.state()["transitions"]]
+    home.nothing_left()
+
+
 # --- trouble after ready: restarts within the rules ------------------------------------------------
 
 
