@@ -355,7 +355,7 @@ class Supervisor:
         elif (refused := failures.refusal(marker)) is not None:
             self._trouble(Trouble(refused.kind, refused.text, refused.line))
         elif marker.name in ("phase:begin", "phase:end"):
-            if (wrong := self._phase.marked(marker.event)) is not None:
+            if (wrong := self._phase.marked(marker.event, time.monotonic())) is not None:
                 self._trouble(Trouble("phase-mismatch", wrong))
             elif self._checked is not None:
                 self._passed(self._checked[1])

@@ -22,10 +22,11 @@ class Transaction:
     def rehearsed(self) -> bool:
         return self.ended > 0 and self.opened == 0
 
-    def marked(self, event: str) -> str | None:
+    def marked(self, event: str, now: float) -> str | None:
         """A marker ``begin`` or ``end``; what is wrong with it, else None."""
         if event == "begin":
             self.opened += 1
+            self.idle_since = now
         else:
             self.opened -= 1
             self.ended += 1
