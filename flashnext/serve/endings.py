@@ -18,7 +18,8 @@ from flashnext.errors import (
 from flashnext.serve.plan import Plan
 
 # Kinds after which a restart would do harm, or meet the same again.
-_FINAL = frozenset({"device-lost", "no-gpu", "host-memory", "port", "argument", "cannot-start"})
+# A port that was taken is none: it was ours before, and a restart waits for it and names the holder.
+_FINAL = frozenset({"device-lost", "no-gpu", "host-memory", "argument", "cannot-start"})
 
 _HINTS = {
     "vram": "lower expert_cache.slots, or free the devices of other processes",

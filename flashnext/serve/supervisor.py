@@ -33,7 +33,7 @@ _MOVING_S = 30.0  # a load that said something so recently is under way
 _REHEARSAL_S = 5.0  # from the last ready check to the markers of the rehearsal, which came before it
 _DYING_S = 5.0  # from a fatal log line to the end that should follow it
 _BACKOFF_MAX_S = 60.0
-_DEVICES_FREE_S = 90.0  # how long a restart waits for devices that an old process still holds
+_HELD_S = 90.0  # how long a restart waits for devices or a port that another process holds
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENDS = (State.STOPPED, State.FATAL)
 
@@ -193,17 +193,21 @@ class Supervisor:
         return max(self._since, self._progress_at)
 
     def _resume(self, now: float) -> None:
-        """Start again once the pause is over and the devices are as free as the profile wants them."""
+        """Start again once the pause is over, and devices and port are as free as the profile wants them."""
         if now < self._resume_at:
             return
-        unfit = list(host.devices(self.plan.loaded))
-        if not unfit:
+        place = self.plan.loaded.profile.server.host, self.plan.place.port
+        unfit = next(iter([*host.devices(self.plan.loaded), *host.port_taken(*place)]), None)
+        if unfit is None:
             self._start(f"restart {self._restarts} of {self.life.restarts}")
-        elif now - self._since < _DEVICES_FREE_S:
+            return
+        reason = f"{unfit.message}: {'; '.join(unfit.context)}"
+        if now - self._since < _HELD_S:
             self._resume_at = now + 1.0
+            self._record.update(reason=f"waiting: {reason}")
         else:
-            self._error = unfit[0]
-            self._to(State.FATAL, f"{unfit[0].message}: {'; '.join(unfit[0].context)}")
+            self._error = unfit
+            self._to(State.FATAL, reason)
 
     def _watch(self, now: float) -> None:
         if self._server is not None and self._server.last_output > self._progress_at:

@@ -12,6 +12,7 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -527,6 +528,62 @@ def test_killed_child_comes_back(home: FakeHome, victim: str) -> None:
     assert not {c["pid"] for c in before["children"]} & {c["pid"] for c in after["children"]}
     assert after["restarts"] == 1
     assert f"{victim} was killed from outside" in reasons(running)
+
+
+def test_a_restart_waits_for_a_port_that_was_taken_meanwhile(home: FakeHome) -> None:
+    running = home.serve()
+    before = running.until_state("ready")
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        os.kill(next(c["pid"] for c in before["children"] if c["name"] == "server"), signal.SIGKILL)
+
+        def taken() -> bool:
+            with contextlib.suppress(OSError):
+                thief.bind(("127.0.0.1", running.port))
+                thief.listen()
+                return True
+            return False
+
+        until(taken, "the port")
+        until(lambda: f"held by pid {os.getpid()}" in running.state()["reason"], "the holder's name")
+        assert running.state()["state"] == "backoff"
+    assert running.until_state("ready")["restarts"] == 1
+    assert len(home.launches()) == 2
+
+
+def test_a_port_taken_at_the_last_moment_is_tried_again(home: FakeHome) -> None:
+    taken = {"lines": [[0.1, "E start: couldn't bind HTTP server socket"]], "load_s": 60, "exit_after_s": 0.3}
+    home.behave([{"exit_after_s": 2, "signal": 9}, taken, {}])
+    running = home.serve()
+    running.until_state("ready")
+    running.until_state("backoff")
+    until(lambda: len(home.launches()) == 3, "a third start")
+    assert running.until_state("ready")["restarts"] == 2
+
+
+def test_a_log_that_cannot_be_written_is_a_warning(home: FakeHome) -> None:
+    """RLIMIT_FSIZE does to the supervisor's files what a full disk does; the service goes on."""
+    lines = {"lines": [[n / 5, f"line {n}"] for n in range(100)]}
+    home.behave([{**lines, "exit_after_s": 4}, lines])
+    running = home.serve()
+    url = running.until_state("ready")["control"]
+    address = ("127.0.0.1", int(url.rpartition(":")[2]))
+    own = psutil.Process(running.process.pid)
+    hard = own.rlimit(psutil.RLIMIT_FSIZE)[1]
+    own.rlimit(psutil.RLIMIT_FSIZE, (1, hard))
+
+    def status() -> dict[str, Any]:
+        return dict(request(address, "/status").data)
+
+    def lost() -> bool:
+        return any(w.startswith("the log cannot be written: ") for w in status()["warnings"])
+
+    until(lambda: lost() and status()["state"] == "ready", "a warning")
+    until(lambda: status()["restarts"] == 1 and status()["state"] == "ready", "a restart with a full disk")
+    own.rlimit(psutil.RLIMIT_FSIZE, (hard, hard))
+    log = home.root / "state/flashnext/logs" / f"serve-{running.port}.log"
+    size = log.stat().st_size
+    until(lambda: log.stat().st_size > size, "lines again")
 
 
 def test_device_lost_is_not_restarted(home: FakeHome) -> None:
