@@ -452,7 +452,7 @@ def test_ready_check_without_an_answer_or_movement_fails(home: FakeHome) -> None
     home.behave({"hang_all_after": 2})
     running = home.serve(profile=home.profile(life={"check_limit_s": 1}))
     assert running.end() == 8
-    assert "second check: no answer to a completion" in running.err
+    assert "ready check: no answer to a completion" in running.err
 
 
 def test_virtual_gpu_that_does_not_come_up(home: FakeHome) -> None:

@@ -151,7 +151,7 @@ def test_failed_rehearsal_is_never_ready(home: FullHome) -> None:
     running = home.serve(profile=Path("demo-full"))
     assert running.end(90) == 8
     assert "error[server-start-failed]" in running.err
-    assert "rehearsal check: a completion was answered with 503" in running.err
+    assert "ready check: a completion was answered with 503" in running.err
     assert "fn-phase-failed: quiesce" in running.err
     assert "ready" not in [t["state"] for t in running.state()["transitions"]]
     home.nothing_left()
