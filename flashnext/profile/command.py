@@ -106,6 +106,8 @@ def env(profile: Profile, place: Place) -> dict[str, str]:
         result["LLAMA_PHASE_PREFILL_UBATCH"] = str(p.phase_prefill.micro_batch)
         result["LLAMA_PHASE_PREFILL_MODE"] = p.phase_prefill.mode
         result["LLAMA_PHASE_PREFILL_MIN_TOKENS"] = str(p.phase_prefill.min_tokens)
+        # the ready check's first prompt is short: it begins and ends one all the same, before any client does
+        result["LLAMA_PHASE_PREFILL_REHEARSE"] = "1"
         if p.phase_prefill.verify:
             result["LLAMA_PHASE_PREFILL_VERIFY"] = "1"
         if not _qualified_numbers(p):

@@ -18,7 +18,8 @@ from flashnext.errors import (
 from flashnext.serve.plan import Plan
 
 # Kinds after which a restart would do harm, or meet the same again.
-_FINAL = frozenset({"device-lost", "no-gpu", "host-memory", "port", "argument", "cannot-start"})
+# A port that was taken is none: it was ours before, and a restart waits for it and names the holder.
+_FINAL = frozenset({"device-lost", "no-gpu", "host-memory", "argument", "cannot-start"})
 
 _HINTS = {
     "vram": "lower expert_cache.slots, or free the devices of other processes",
@@ -28,6 +29,7 @@ _HINTS = {
     "host-refused": "see the limits named above; `flashnext doctor` shows what this machine allows",
     "mtp-refused": "give the head that was made for this model (mtp.head)",
     "phase-refused": "set phase_prefill and what it is checked against to the values named above",
+    "not-rehearsed": "the build's phase-prefill does not do what this version expects: `flashnext build`",
     "load-late": "raise life.load_limit_s, or look at the speed of the model's disk",
     "no-progress": "the log named above ends where the server stood still",
     "virtual-gpu-lost": "raise devices.memory_mib if a virtual GPU refused memory; see the log",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from pathlib import Path
@@ -52,7 +53,8 @@ class LogFile:
             self._stream.close()
 
     def _rotate(self) -> None:
+        with contextlib.suppress(FileNotFoundError):  # somebody tidied up
+            self.path.replace(self.path.with_name(self.path.name + ".1"))
+        fresh = self.path.open("ab", buffering=0)  # the old one stays in use where this fails
         self._stream.close()
-        self.path.replace(self.path.with_name(self.path.name + ".1"))
-        self._stream = self.path.open("ab", buffering=0)
-        self._size = 0
+        self._stream, self._size = fresh, 0

@@ -36,6 +36,11 @@ class Plan:
         host = self.loaded.profile.server.host
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), self.place.port
 
+    @property
+    def rehearses(self) -> bool:
+        """Does ready need a begin and an end of the memory transaction?"""
+        return self.loaded.profile.phase_prefill is not None
+
     def vgpu_lines(self) -> list[list[str]]:
         """Command lines of the virtual GPUs, none for cuda profiles."""
         if self.vgpu is None:

@@ -16,6 +16,7 @@ from flashnext.services import Process, Service, Transition
 
 _EVERY_S = 2.0
 _KEEP = 50
+_LOG_LOST = "the log cannot be written"
 
 
 class Recorder:
@@ -103,6 +104,10 @@ class Recorder:
     def _write(self) -> None:
         self._written = time.monotonic()
         self._dirty = False
+        if self._log.lost:
+            kept = tuple(w for w in self.service.warnings if not w.startswith(_LOG_LOST))
+            told = f"{_LOG_LOST}: {self._log.lost} lines are lost; is the disk full?"
+            self.service = self.service.model_copy(update={"warnings": (*kept, told)})
         # a full disk must not end a server that works
         with contextlib.suppress(OSError):
             write_json(self._file, self.service)

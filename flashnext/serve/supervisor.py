@@ -17,7 +17,7 @@ from types import FrameType
 from flashnext import failures, markers
 from flashnext.errors import FlashnextError
 from flashnext.failures import Action, Finding, ending
-from flashnext.serve import host, prober, record
+from flashnext.serve import host, prober, record, transaction
 from flashnext.serve.child import Child
 from flashnext.serve.control import Control
 from flashnext.serve.endings import Trouble, error_for
@@ -30,10 +30,10 @@ from flashnext.serve.timings import ACCEPTANCE_LOW, DRAFTS_ENOUGH, Acceptance, D
 _TICK_S = 0.2
 _VGPU_START_S = 20.0
 _MOVING_S = 30.0  # a load that said something so recently is under way
-_PHASE_OPEN_S = 10.0  # how long an idle server may have a transaction open
+_REHEARSAL_S = 5.0  # from the last ready check to the markers of the rehearsal, which came before it
 _DYING_S = 5.0  # from a fatal log line to the end that should follow it
 _BACKOFF_MAX_S = 60.0
-_DEVICES_FREE_S = 90.0  # how long a restart waits for devices that an old process still holds
+_HELD_S = 90.0  # how long a restart waits for devices or a port that another process holds
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENDS = (State.STOPPED, State.FATAL)
 
@@ -94,8 +94,8 @@ class Supervisor:
         self._mark: tuple[object, ...] = ()
         self._dying: tuple[float, Finding] | None = None
         self._refused = ""
-        self._phase_open = 0
-        self._idle_since = 0.0
+        self._phase = transaction.Transaction()
+        self._checked: tuple[float, prober.CheckPassed] | None = None
         self._drafts = Drafts()
 
     # --- the loop ----------------------------------------------------------------------------------------
@@ -181,6 +181,8 @@ class Supervisor:
             self._trouble(Trouble(finding.kind, f"{finding.text}, and the process did not end", finding.line))
         elif self.state is State.STARTING:
             self._loading(now)
+        elif self._checked is not None and now - self._checked[0] > _REHEARSAL_S:
+            self._trouble(Trouble("not-rehearsed", transaction.NOT_REHEARSED))
         elif self.state is State.WARMING and now - self._moved() > 3 * self.life.check_limit_s + 10:
             self._trouble(Trouble("check-late", "the ready check did not come to an end"))
         elif self.state in (State.READY, State.DEGRADED):
@@ -191,17 +193,21 @@ class Supervisor:
         return max(self._since, self._progress_at)
 
     def _resume(self, now: float) -> None:
-        """Start again once the pause is over and the devices are as free as the profile wants them."""
+        """Start again once the pause is over, and devices and port are as free as the profile wants them."""
         if now < self._resume_at:
             return
-        unfit = list(host.devices(self.plan.loaded))
-        if not unfit:
+        place = self.plan.loaded.profile.server.host, self.plan.place.port
+        unfit = next(iter([*host.devices(self.plan.loaded), *host.port_taken(*place)]), None)
+        if unfit is None:
             self._start(f"restart {self._restarts} of {self.life.restarts}")
-        elif now - self._since < _DEVICES_FREE_S:
+            return
+        reason = f"{unfit.message}: {'; '.join(unfit.context)}"
+        if now - self._since < _HELD_S:
             self._resume_at = now + 1.0
+            self._record.update(reason=f"waiting: {reason}")
         else:
-            self._error = unfit[0]
-            self._to(State.FATAL, f"{unfit[0].message}: {'; '.join(unfit[0].context)}")
+            self._error = unfit
+            self._to(State.FATAL, reason)
 
     def _watch(self, now: float) -> None:
         if self._server is not None and self._server.last_output > self._progress_at:
@@ -233,7 +239,8 @@ class Supervisor:
         self._begin = self._progress_at = time.monotonic()
         self._dying = None
         self._refused = ""
-        self._phase_open = 0
+        self._phase = transaction.Transaction()
+        self._checked = None
         self._mark = ()
         self._to(State.STARTING, reason)
         for index, line in enumerate(self.plan.vgpu_lines()):
@@ -257,6 +264,7 @@ class Supervisor:
             key=self.plan.api_key,
             check_limit_s=self.life.check_limit_s,
             text_check_s=self.life.text_check_s,
+            rehearse=self.plan.rehearses,
             controls=tuple(self._controls[c] for c in self._vgpus if c in self._controls),
         )
         self._children_changed()
@@ -351,10 +359,10 @@ class Supervisor:
         elif (refused := failures.refusal(marker)) is not None:
             self._trouble(Trouble(refused.kind, refused.text, refused.line))
         elif marker.name in ("phase:begin", "phase:end"):
-            self._phase_open += 1 if marker.event == "begin" else -1
-            if self._phase_open not in (0, 1):
-                text = "begin and end markers of the transaction do not match"
-                self._trouble(Trouble("phase-mismatch", text))
+            if (wrong := self._phase.marked(marker.event, time.monotonic())) is not None:
+                self._trouble(Trouble("phase-mismatch", wrong))
+            elif self._checked is not None:
+                self._passed(self._checked[1])
         elif (failed := failures.failure(marker)) is not None:
             self._found(child, failed)
 
@@ -372,7 +380,10 @@ class Supervisor:
     def _passed(self, passed: prober.CheckPassed) -> None:
         self._record.gauge("check_tokens_per_second", passed.tokens_per_second)
         self._progress_at = time.monotonic()
-        if self.state is State.WARMING:
+        if self.state is State.WARMING and self.plan.rehearses and not self._phase.rehearsed:
+            self._checked = (self._progress_at, passed)  # the markers may come after the answer
+        elif self.state is State.WARMING:
+            self._checked = None
             seconds = time.monotonic() - self._begin
             self._was_ready = True
             self._record.gauge("start_to_ready_s", round(seconds, 2))
@@ -391,11 +402,8 @@ class Supervisor:
         if not slots.busy or slots.mark != self._mark:
             self._progress_at = now
         self._mark = slots.mark
-        if slots.busy or not self._phase_open:
-            self._idle_since = now
-        elif now - self._idle_since > _PHASE_OPEN_S:
-            text = "idle, and the transaction of the last prompt never ended"
-            self._trouble(Trouble("phase-mismatch", text))
+        if (wrong := self._phase.polled(busy=slots.busy, now=now)) is not None:
+            self._trouble(Trouble("phase-mismatch", wrong))
             return
         self._record.activity(slots)
 

@@ -14,6 +14,7 @@ Keys of a behaviour, all optional:
   ignore_term, busy, spam_mb     no end by TERM; slots that never move; so much log
   text, text_after [n, text]     what completions say, and what they say after the n-th
   queue_s                        completions wait so long while the slots move, as behind other clients
+  rehearsal [line]               log lines of the first prompt, where a rehearsal was asked for
   error_500                      every completion fails with this message
   stamp, help_without            --version's stamp line; flags that --help does not know
   vgpu_silent                    a virtual GPU that announces no port
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -34,6 +36,11 @@ from typing import Any
 ROLE, FOLDER, ARGV = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
 SANE = "It was a quiet morning, and the harbour smelled of tar and oranges."
 HELP = Path(__file__).with_name("llama_server_help.txt")
+
+
+# A test may let the supervisor's own files fail; this program's log of launches is the test's.
+_HARD = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (_HARD, _HARD))
 
 
 def behaviour() -> dict[str, Any]:
@@ -104,25 +111,35 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(404, {})
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
         do = self.server.do
-        self.server.completions += 1
-        count = self.server.completions
         if "queue_s" in do and time.monotonic() < self.server.ready_at + do["queue_s"]:
             time.sleep(do["queue_s"])
+        prompt = body.get("prompt")
+        many = isinstance(prompt, list) and not isinstance(prompt[0], int)
+        texts = [self.complete(do) for _ in prompt] if many else [self.complete(do)]
+        if "error_500" in do:
+            self.answer(500, {"error": {"message": do["error_500"]}})
+            return
+        answers = [{"content": text, "timings": {"predicted_per_second": 42.0}} for text in texts]
+        self.answer(200, answers if len(answers) > 1 else answers[0])
+
+    def complete(self, do: dict[str, Any]) -> str:
+        """The n-th completion of this launch, or what becomes of it."""
+        self.server.completions += 1
+        count = self.server.completions
+        if count == 1 and os.environ.get("LLAMA_PHASE_PREFILL_REHEARSE") == "1":
+            for line in do.get("rehearsal", ["fn:phase:begin {}", "fn:phase:end {}"]):
+                out(line)
         if count == do.get("at_request"):
             if do.get("hang"):
                 time.sleep(3600)
             die(do)
         if "hang_all_after" in do and count >= do["hang_all_after"]:
             time.sleep(3600)
-        if "error_500" in do:
-            self.answer(500, {"error": {"message": do["error_500"]}})
-            return
-        text = do.get("text", SANE)
         if "text_after" in do and count > do["text_after"][0]:
-            text = do["text_after"][1]
-        self.answer(200, {"content": text, "timings": {"predicted_per_second": 42.0}})
+            return str(do["text_after"][1])
+        return str(do.get("text", SANE))
 
 
 def serve_model() -> None:

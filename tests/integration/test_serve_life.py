@@ -12,6 +12,7 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -451,7 +452,7 @@ def test_ready_check_without_an_answer_or_movement_fails(home: FakeHome) -> None
     home.behave({"hang_all_after": 2})
     running = home.serve(profile=home.profile(life={"check_limit_s": 1}))
     assert running.end() == 8
-    assert "second check: no answer to a completion" in running.err
+    assert "ready check: no answer to a completion" in running.err
 
 
 def test_virtual_gpu_that_does_not_come_up(home: FakeHome) -> None:
@@ -460,6 +461,42 @@ def test_virtual_gpu_that_does_not_come_up(home: FakeHome) -> None:
     assert running.end(40) == 8
     assert "vgpu0, vgpu1 did not announce a port" in running.err
     assert home.launches("server") == []
+    home.nothing_left()
+
+
+def with_transaction(home: FakeHome) -> Path:
+    numbers = {"micro_batch": 2048, "min_tokens": 2048}
+    return home.profile(expert_cache={"slots": 8}, mtp={"synthetic": True}, phase_prefill=numbers)
+
+
+def test_a_transaction_is_rehearsed_before_ready(home: FakeHome) -> None:
+    running = home.serve(profile=with_transaction(home))
+    counters = running.until_state("ready")["counters"]
+    assert (counters["marker phase:begin"], counters["marker phase:end"]) == (1, 1)
+    assert home.launches()[0]["env"]["LLAMA_PHASE_PREFILL_REHEARSE"] == "1"
+
+
+def test_no_rehearsal_without_the_transaction(home: FakeHome) -> None:
+    running = home.serve()
+    assert "marker phase:begin" not in running.until_state("ready")["counters"]
+    assert not [name for name in home.launches()[0]["env"] if "REHEARSE" in name]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], "its first prompt began and ended no transaction"),
+        (["fn:phase:begin {}"], "its first prompt began and ended no transaction"),
+        (["fn:phase:end {}"], "begin and end markers of the transaction do not match"),
+        (['fn:phase:failed {"check":"reserve"}'], "the memory transaction failed: reserve"),
+    ],
+)
+def test_a_rehearsal_that_fails_is_never_ready(home: FakeHome, lines: list[str], words: str) -> None:
+    home.behave({"rehearsal": lines})
+    running = home.serve(profile=with_transaction(home))
+    assert running.end(60) == 8
+    assert "error[server-start-failed]" in running.err and words in running.err
+    assert "ready" not in [t["state"] for t in running.state()["transitions"]]
     home.nothing_left()
 
 
@@ -491,6 +528,62 @@ def test_killed_child_comes_back(home: FakeHome, victim: str) -> None:
     assert not {c["pid"] for c in before["children"]} & {c["pid"] for c in after["children"]}
     assert after["restarts"] == 1
     assert f"{victim} was killed from outside" in reasons(running)
+
+
+def test_a_restart_waits_for_a_port_that_was_taken_meanwhile(home: FakeHome) -> None:
+    running = home.serve()
+    before = running.until_state("ready")
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        os.kill(next(c["pid"] for c in before["children"] if c["name"] == "server"), signal.SIGKILL)
+
+        def taken() -> bool:
+            with contextlib.suppress(OSError):
+                thief.bind(("127.0.0.1", running.port))
+                thief.listen()
+                return True
+            return False
+
+        until(taken, "the port")
+        until(lambda: f"held by pid {os.getpid()}" in running.state()["reason"], "the holder's name")
+        assert running.state()["state"] == "backoff"
+    assert running.until_state("ready")["restarts"] == 1
+    assert len(home.launches()) == 2
+
+
+def test_a_port_taken_at_the_last_moment_is_tried_again(home: FakeHome) -> None:
+    taken = {"lines": [[0.1, "E start: couldn't bind HTTP server socket"]], "load_s": 60, "exit_after_s": 0.3}
+    home.behave([{"exit_after_s": 2, "signal": 9}, taken, {}])
+    running = home.serve()
+    running.until_state("ready")
+    running.until_state("backoff")
+    until(lambda: len(home.launches()) == 3, "a third start")
+    assert running.until_state("ready")["restarts"] == 2
+
+
+def test_a_log_that_cannot_be_written_is_a_warning(home: FakeHome) -> None:
+    """RLIMIT_FSIZE does to the supervisor's files what a full disk does; the service goes on."""
+    lines = {"lines": [[n / 5, f"line {n}"] for n in range(100)]}
+    home.behave([{**lines, "exit_after_s": 4}, lines])
+    running = home.serve()
+    url = running.until_state("ready")["control"]
+    address = ("127.0.0.1", int(url.rpartition(":")[2]))
+    own = psutil.Process(running.process.pid)
+    hard = own.rlimit(psutil.RLIMIT_FSIZE)[1]
+    own.rlimit(psutil.RLIMIT_FSIZE, (1, hard))
+
+    def status() -> dict[str, Any]:
+        return dict(request(address, "/status").data)
+
+    def lost() -> bool:
+        return any(w.startswith("the log cannot be written: ") for w in status()["warnings"])
+
+    until(lambda: lost() and status()["state"] == "ready", "a warning")
+    until(lambda: status()["restarts"] == 1 and status()["state"] == "ready", "a restart with a full disk")
+    own.rlimit(psutil.RLIMIT_FSIZE, (hard, hard))
+    log = home.root / "state/flashnext/logs" / f"serve-{running.port}.log"
+    size = log.stat().st_size
+    until(lambda: log.stat().st_size > size, "lines again")
 
 
 def test_device_lost_is_not_restarted(home: FakeHome) -> None:

@@ -117,6 +117,20 @@ def test_the_minimum_is_about_tokens_to_compute(phase_server: Start, tokens: int
     assert one.markers("decided")[1]["n_cached"] > 0
 
 
+def test_the_first_prompt_rehearses(phase_server: Start, phase_gpus: tuple[VirtualGpu, ...]) -> None:
+    one = phase_server(phase={"UBATCH": "2048", "MIN_TOKENS": "2048", "REHEARSE": "1"})
+    before = [gpu.books()["allocated_bytes"] for gpu in phase_gpus]
+    text = one.ask(words(random.Random(1), 5), 24)
+    assert one.begins_and_ends() == (1, 1)
+    assert one.markers("begin")[0]["micro_batch"] == 2048 and one.markers("end")[0]["capacity"] == 150 * 2
+    assert [gpu.books()["allocated_bytes"] for gpu in phase_gpus] == before
+    one.ask(words(random.Random(2), 2000), 4)
+    assert one.begins_and_ends() == (1, 1), "the first and no other"
+    plain = phase_server(phase={"UBATCH": "2048", "MIN_TOKENS": "2048"})
+    assert plain.ask(words(random.Random(1), 5), 24).tokens == text.tokens
+    assert plain.begins_and_ends() == (0, 0)
+
+
 def test_a_client_that_leaves_costs_one_micro_batch(
     phase_server: Start, phase_gpus: tuple[VirtualGpu, ...]
 ) -> None:

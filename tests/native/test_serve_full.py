@@ -84,15 +84,16 @@ def test_everything_of_the_qualified_configuration(home: FullHome) -> None:
     assert Path(state["head"]).name == "mtp-flashnext-demo-shared-Q8_0.gguf" and Path(state["head"]).is_file()
     assert {"expert-cache", "mtp-qwen4exp", "phase-prefill"} <= set(state["features"])
 
-    # the ready checks and short prompts begin nothing
+    # before ready it was rehearsed once; the other ready checks and short prompts begin nothing
+    assert (markers(home, "begin"), markers(home, "end")) == (1, 1)
     assert ask(running, tokens(1, 200)).status_code == 200
-    assert (markers(home, "begin"), markers(home, "end")) == (0, 0)
+    assert (markers(home, "begin"), markers(home, "end")) == (1, 1)
     # a prompt above the limit has one begin and one end, an edit of its last tokens none
     answer = ask(running, tokens(2, LONG))
     assert answer.status_code == 200 and answer.json()["tokens_predicted"] == 16
-    assert (markers(home, "begin"), markers(home, "end")) == (1, 1)
+    assert (markers(home, "begin"), markers(home, "end")) == (2, 2)
     assert ask(running, tokens(2, LONG)[:-10]).status_code == 200
-    assert (markers(home, "begin"), markers(home, "end")) == (1, 1)
+    assert (markers(home, "begin"), markers(home, "end")) == (2, 2)
 
     before = metrics(running)
     for turn in range(3):
@@ -100,7 +101,7 @@ def test_everything_of_the_qualified_configuration(home: FullHome) -> None:
         after = metrics(running)
         assert after["fn_expert_cache_hits_total"] > before["fn_expert_cache_hits_total"] > 0
         before = after
-    assert after["fn_phase_begins_total"] == after["fn_phase_ends_total"] == 1
+    assert after["fn_phase_begins_total"] == after["fn_phase_ends_total"] == 2
     drafted = after["llamacpp:spec_decode_num_draft_tokens_total"]
     assert after["llamacpp:spec_decode_num_accepted_tokens_total"] < drafted > 50, "a random head"
     assert ask(running, TOPIC, 220).status_code == 200
@@ -126,7 +127,7 @@ def a_client_that_leaves(running: Running) -> None:
 
 
 def test_failed_transition_is_an_error_and_a_restart(home: FullHome) -> None:
-    home.fault_once("begin:1")
+    home.fault_once("begin:2")  # after the rehearsal
     running = home.serve(profile=Path("demo-full"))
     running.until_state("ready", timeout_s=90)
     answer = ask(running, tokens(3, LONG))
@@ -138,9 +139,21 @@ def test_failed_transition_is_an_error_and_a_restart(home: FullHome) -> None:
     state = running.until_state("ready", timeout_s=60)
     assert state["restarts"] == 1
     assert ask(running, tokens(3, LONG)).status_code == 200
-    assert (markers(home, "begin"), markers(home, "end"), markers(home, "failed")) == (1, 1, 1)
+    # two rehearsals, the one that failed, and the same prompt again
+    assert (markers(home, "begin"), markers(home, "end"), markers(home, "failed")) == (3, 3, 1)
     running.signal(signal.SIGTERM)
     assert running.end() == 143
+    home.nothing_left()
+
+
+def test_failed_rehearsal_is_never_ready(home: FullHome) -> None:
+    home.fault_once("begin:1")
+    running = home.serve(profile=Path("demo-full"))
+    assert running.end(90) == 8
+    assert "error[server-start-failed]" in running.err
+    assert "ready check: a completion was answered with 503" in running.err
+    assert "fn-phase-failed: quiesce" in running.err
+    assert "ready" not in [t["state"] for t in running.state()["transitions"]]
     home.nothing_left()
 
 

@@ -47,6 +47,7 @@ fn_phase_config fn_phase_config::from_env(std::vector<std::string> & wrong) {
     };
     read_switch("QUALIFIED", config.qualified);
     read_switch("VERIFY",    config.verify);
+    read_switch("REHEARSE",  config.rehearse);
 
     const char * ubatch = fn_env("UBATCH");
     if (ubatch) {
@@ -83,7 +84,7 @@ fn_phase_config fn_phase_config::from_env(std::vector<std::string> & wrong) {
         }
     }
     if (!config.on) {
-        for (const char * name : { "MODE", "MIN_TOKENS", "VERIFY", "LOGIT_DUMP", "FAULT", "QUALIFIED" }) {
+        for (const char * name : { "MODE", "MIN_TOKENS", "VERIFY", "REHEARSE", "LOGIT_DUMP", "FAULT", "QUALIFIED" }) {
             if (const char * value = fn_env(name)) {
                 fn_off(wrong, name, value, "to be unset while LLAMA_PHASE_PREFILL_UBATCH is");
             }

@@ -13,6 +13,7 @@ struct fn_phase_config {
     bool        bypass      = false; // MODE
     int32_t     min_tokens  = 0;     // MIN_TOKENS
     bool        verify      = false; // VERIFY
+    bool        rehearse    = false; // REHEARSE: the first prompt begins and ends one, whatever its size
     bool        qualified   = true;  // QUALIFIED
     std::string logit_dump;          // LOGIT_DUMP
     std::string fault;               // FAULT, builds for tests only

@@ -46,7 +46,8 @@ bool fn_phase_server::init(llama_context * ctx_tgt, llama_context * ctx_dft, cli
     fn_phase_set_stop(phase.get(), [](void * self) { return ((fn_phase_server *) self)->cancelled.load(); }, this);
 
     this->ctx_tgt = ctx_tgt;
-    reach = std::move(clients);
+    reach    = std::move(clients);
+    rehearse = config.rehearse;
 
     LOG_INF("phase-prefill: %s, micro-batch %d for prompts of at least %d tokens\n",
             config.bypass ? "bypass" : "transaction", config.n_ubatch, config.min_tokens);
@@ -70,10 +71,13 @@ void fn_phase_server::follow(int id, int32_t n_new, int32_t n_cached) {
 
     id_decided = id;
     cancelled  = false;
-    wanted     = n_new >= config.min_tokens;
+    const bool rehearsal = rehearse;
+    rehearse = false;
+    wanted   = n_new >= config.min_tokens || rehearsal;
 
     LOG_INF("phase-prefill: task %d: %d tokens to compute, %d cached: %s\n", id, n_new, n_cached,
-            wanted ? "the prompt gets the devices" : "below the minimum, nothing is released");
+            !wanted ? "below the minimum, nothing is released" :
+            n_new >= config.min_tokens ? "the prompt gets the devices" : "the first prompt rehearses the transaction");
     fn_phase_marker("decided", "{\"id_task\":" + std::to_string(id) + ",\"n_tokens\":" + std::to_string(n_new) +
             ",\"n_cached\":" + std::to_string(n_cached) + ",\"min_tokens\":" + std::to_string(config.min_tokens) +
             ",\"begin\":" + (wanted ? "true" : "false") + "}");

@@ -64,6 +64,7 @@ private:
     int32_t n_dumped   = 0;
     int     id_decided = -1;
     bool    wanted     = false; // decided for id_decided
+    bool    rehearse   = false; // the next prompt begins and ends one, whatever its size
 
     std::atomic<int>  id_current{-1};
     std::atomic<bool> cancelled{false};
