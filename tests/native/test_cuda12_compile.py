@@ -66,6 +66,6 @@ def test_it_compiles(source: str, native_build: Any, tmp_path: Path) -> None:
         argv += ["-isystem", toolkit / "include", "-include", shim, "-x", "cuda", "-c", PATCHES / source]
         commands = [[*argv, half, "-o", tmp_path / f"it{half}.o"] for half in halves]
     for command in commands:
-        done = proc.run(command, timeout_s=280)
+        done = proc.run([str(word) for word in command], timeout_s=280)
         assert done.ok, done.err[-4000:]
     assert len(list(tmp_path.glob("it*.o"))) == len(commands)

@@ -155,7 +155,7 @@ class PhaseMachine(RuleBasedStateMachine):
 
 def test_any_sequence_of_commands(phase_child: Start) -> None:
     PhaseMachine.child = phase_child()
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         PhaseMachine,
         settings=settings(
             max_examples=EXAMPLES, stateful_step_count=14, deadline=None, derandomize=True,
