@@ -232,6 +232,15 @@ class Server:
             "timings": timings,
         }
 
+    def outcome(self, prompt: list[int], n_predict: int) -> dict[str, Any]:
+        """How a request that may fail ends: the tokens, or the HTTP code and what it says."""
+        try:
+            return {"n_decoded": self.complete(prompt, n_predict)["n_decoded"]}
+        except urllib.error.HTTPError as error:
+            return {"code": error.code, "text": error.read().decode(errors="replace")[:300]}
+        except (OSError, RuntimeError) as error:
+            return {"lost": f"{type(error).__name__}: {error}"[:300]}
+
     def logprobs(self, prompt: list[int], n_vocab: int) -> dict[int, float]:
         """Log-probability of every token as the first one."""
         answer = self.post(
@@ -272,6 +281,11 @@ class Server:
             return self.child.wait(limit_s)
         except subprocess.TimeoutExpired:
             return None
+
+    def wait_end(self, limit_s: float) -> None:
+        """Until it has ended by itself, at most so long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.child.wait(limit_s)
 
     def kill(self) -> int:
         if self.child.poll() is None:

@@ -16,6 +16,8 @@ arms         control (micro-batch 512, no transaction), candidate (the transacti
              no slots), and the same backwards; a fresh process each: prompts, time to first token, 512 tokens
              of decode, the parts of the transitions, log-probabilities of a first token
 transitions  one candidate process, 100 prompts, free device memory after each
+tight        the candidate with ever less memory than it needs: it has to refuse the start, fail a prompt or
+             end itself with 75, and never abort (needs the part size in the same run)
 deep         control and candidate at --deep tokens
 memcheck     compute-sanitizer over two prompts of the tiny model with the transaction
 
@@ -42,7 +44,7 @@ from phase_table import compare, table
 
 from flashnext.bench import link
 
-PARTS = ("size", "arms", "transitions", "deep")
+PARTS = ("size", "arms", "transitions", "tight", "deep")
 MIB = 1 << 20
 
 
@@ -53,6 +55,7 @@ class Bench:
         self.folder = Path(tempfile.mkdtemp(prefix="fn-phase-"))
         self.lines: list[dict[str, Any]] = []
         self.limit: int | None = args.limit
+        self.need: int | None = None  # of the candidate
         self.firsts: list[tuple[str, dict[int, float]]] = []
         micro = 512 if not args.demo else args.demo_micro_batch
         self.n = Numbers(
@@ -163,6 +166,7 @@ class Bench:
                 self.record("size-failed", arm=arm.name)
                 return
             found[arm.name] = free - self.lines[-1]["free_lowest"]
+        self.need = found["candidate"]
         gap = found["both"] - found["candidate"]
         margin = min(512 * MIB, gap // 2)
         if self.limit is None:
@@ -225,6 +229,27 @@ class Bench:
         with self.device.limited(self.limit) as held:
             self.record("held", held=held, left_bytes=self.device.free())
             self.in_process("transitions", self.candidate, ask)
+
+    def tight(self) -> None:
+        if self.need is None:
+            self.record("tight-left-out", reason="the part size did not run")
+            return
+        for less_mib in self.args.tight:
+            with self.device.limited(self.need - int(less_mib * MIB)):
+                self.settle()
+                server = self.start(self.candidate)
+                data: dict[str, Any] = {
+                    "less_mib": less_mib,
+                    "ready": server.wait_ready(self.clock.limit(60)),
+                }
+                if data["ready"] is not None:
+                    # the long one may fail; then the short one, which needs as little as decode, must not
+                    prompts = [words(5, max(self.args.lengths), 256), words(6, 64, 256)]
+                    data["answers"] = [server.outcome(prompt, 16) for prompt in prompts]
+                    server.wait_end(4)  # after a failed transition it ends itself; otherwise it lives on
+                    data["events"] = [m for m in server.markers() if m["event"] in ("pool", "failed")]
+                ended = server.child.poll()
+                self.finish(server, "tight", **data, ended_by_itself=ended, aborted=ended == -6)
 
     def memcheck(self) -> None:
         """The tiny model, small numbers: a kernel under the sanitizer is some hundred times slower."""
@@ -291,6 +316,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--deep-arms", type=int, default=2, help="of candidate, control, control, candidate")
     parser.add_argument("--decode", type=int, default=512)
     parser.add_argument("--transitions", type=int, default=100)
+    parser.add_argument(
+        "--tight", type=lambda t: [float(x) for x in t.split(",")], default=[16, 64, 256, 1024]
+    )
     parser.add_argument("--threads", type=int, default=15)
     parser.add_argument("--cache-ram", type=int, default=4096, help="MiB, as in the profiles")
     parser.add_argument("--checkpoints", type=int, default=32, help="0: all arms cut prompts alike")

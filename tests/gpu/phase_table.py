@@ -70,6 +70,12 @@ def table(lines: list[dict[str, Any]]) -> str:
                 f"first token {'/'.join(line['pair'])}: max {line['max']:.4f} mean {line['mean']:.5f} "
                 f"best {'same' if line['same_best'] else 'DIFFERS'} (gap {line['gap_of_best_two']:.3f})"
             )
+        if line["what"] == "tight-end":
+            out.append(
+                f"{line['less_mib']:g} MiB less than it needs: ready {line['ready'] is not None}, "
+                f"{line.get('answers')}, {[m['event'] for m in line.get('events', [])]}, "
+                f"exit {line['ended_by_itself']}{' ABORTED' if line['aborted'] else ''}"
+            )
         if line["what"] in (
             "size",
             "held",

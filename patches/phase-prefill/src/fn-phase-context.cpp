@@ -78,6 +78,7 @@ public:
 
 using fn_release_pools_t = size_t (*)(ggml_backend_t);
 using fn_grow_pool_t     = bool   (*)(ggml_backend_t, size_t);
+using fn_guard_pools_t   = void   (*)(ggml_backend_t, bool);
 
 template <typename T> T fn_proc(ggml_backend_t backend, const char * name) {
     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
@@ -152,6 +153,11 @@ bool fn_phase_context::reserve(uint32_t n_ubatch, bool prompt, std::string & err
     if (ctx.cparams.pipeline_parallel != pipeline) {
         error = "pipeline parallelism was lost";
         return false;
+    }
+    for (ggml_backend_t backend : ctx.backend_ptrs) {
+        if (auto guard_pools = fn_proc<fn_guard_pools_t>(backend, "fn_phase_guard_pools")) {
+            guard_pools(backend, prompt);
+        }
     }
     for (size_t i = 0; i < pool_bytes[prompt].size(); ++i) {
         ggml_backend_t backend = ctx.backend_ptrs[i];

@@ -26,7 +26,8 @@ struct fn_phase_context {
     void keep_host();
     void let_host_go();
 
-    // reserves for this physical micro-batch, as a new context would, and pools as large as any before.
+    // reserves for this physical micro-batch, as a new context would, and pools as large as any before. While a prompt
+    // runs, a pool that cannot grow further is an error of decode() (-2) instead of an abort.
     // false: what failed is in error
     bool reserve(uint32_t n_ubatch, bool prompt, std::string & error);
 

@@ -143,6 +143,8 @@ bool fn_phase::reserve(bool prompt) {
     if (prompt && fault.hits("reserve", n_begin)) {
         return fail("reserve", "fault");
     }
+    // as when a pool cannot grow in the prompt
+    contexts[0].link().fault = prompt && fault.hits("pool", n_begin) ? -2 : 0;
     for (size_t i = 0; i < contexts.size(); ++i) {
         std::string error;
         // a draft with a larger micro-batch of its own keeps it
