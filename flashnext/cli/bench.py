@@ -205,8 +205,10 @@ def report(
     folder: Annotated[Path, typer.Argument(help="Folder with a samples.jsonl.")], as_json: AsJson = False
 ) -> None:
     """Write result and report again, from the samples alone."""
+    from flashnext.bench.extra import check_extra
     from flashnext.bench.report import write
 
+    check_extra()
     _show_report(write(folder), as_json=as_json)
 
 
@@ -269,11 +271,13 @@ def import_(
     """Take over a run of llama-bench as samples of one process."""
     from flashnext.bench import llama_bench
     from flashnext.bench.asking import now
+    from flashnext.bench.extra import check_extra
     from flashnext.bench.report import write
     from flashnext.bench.running import folder_lock
     from flashnext.bench.samples import Writer, file_in
     from flashnext.errors import SamplesMismatchError
 
+    check_extra()
     tests = llama_bench.read(file)
     with folder_lock(out):
         if file_in(out).exists():
