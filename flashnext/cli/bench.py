@@ -265,8 +265,9 @@ def timeline(
 @app.command("import")
 def import_(
     file: Annotated[Path, typer.Argument(help="Output of `llama-bench -o json`.")],
-    out: Annotated[Path, typer.Option(help="Folder for the samples and report.")],
+    out: Annotated[Path, typer.Option(help="Folder for the samples and report, a new one.")],
     arm: Annotated[str, typer.Option(help="Name of the arm that it becomes.")] = "llama-bench",
+    as_json: AsJson = False,
 ) -> None:
     """Take over a run of llama-bench as samples of one process."""
     from flashnext.bench import llama_bench
@@ -285,7 +286,7 @@ def import_(
         with Writer(file_in(out)) as writer:
             for row in llama_bench.rows(tests, arm=arm, source=file.name, created=now()):
                 writer.add(row)
-        _show_report(write(out), as_json=False)
+        _show_report(write(out), as_json=as_json)
 
 
 def _table(heads: list[str], rows: list[list[Any]]) -> None:
