@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +48,10 @@ def _set(about_file: Path) -> Iterator[str]:
     about: dict[str, Any] = yaml.safe_load(about_file.read_text(encoding="utf-8"))
     figures: list[Figure] = []
     sources: list[str] = []
-    for name, read in READERS.items():
-        if not (folder / name).exists():
-            continue
-        entry = (about.get("files") or {}).get(name)
-        if entry is None:
-            sys.exit(f"{about_file} does not say how {name} was made: add it under `files`")
-        found = list(read(load(folder / name)))
-        figures += found
+    for name, entry in about["files"].items():
+        figures += _figures(folder / name, entry)
         sources.append(
-            f"- [{name}]({_link(folder / name)}){', ' + str(entry['date']) if 'date' in entry else ''}: "
-            f"`{entry['command']}`; {entry['note']}"
+            f"- [{name}]({_link(folder / name)}), {entry['date']}: `{entry['command']}`; {entry['note']}"
         )
     runs = [_run(path) for path in sorted(folder.glob("*/samples.jsonl"))]
     yield (
@@ -69,6 +63,26 @@ def _set(about_file: Path) -> Iterator[str]:
         yield "\n".join(lines)
     yield "\n".join(_misses(figures, [m for _, missed in runs for m in missed], about.get("reasons") or {}))
     yield "\n".join(["Sources, each one sitting:", "", *sources])
+
+
+def _figures(file: Path, entry: dict[str, Any]) -> Iterator[Figure]:
+    """A file's figures; with a ``label`` they say it, and their ids begin with the file's name."""
+    label = entry.get("label")
+    for figure in READERS[entry["reader"]](load(file)):
+        if label is None:
+            yield figure
+        else:
+            yield replace(figure, id=f"{file.stem}/{figure.id}", what=f"{figure.what} ({label})")
+
+
+def undescribed(folder: Path = RESULTS) -> list[str]:
+    """JSON lines beside an about.yaml that it neither reads nor names as left out."""
+    found = []
+    for about_file in sorted(folder.glob("*/about.yaml")):
+        about = yaml.safe_load(about_file.read_text(encoding="utf-8"))
+        known = {*about["files"], *about.get("left_out", {})}
+        found += [str(p) for p in sorted(about_file.parent.glob("*.jsonl")) if p.name not in known]
+    return found
 
 
 def _link(path: Path) -> str:
