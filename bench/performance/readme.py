@@ -113,11 +113,7 @@ def _run(path: Path) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def _misses(figures: list[Figure], gates: list[tuple[str, str]], reasons: dict[str, str]) -> Iterator[str]:
-    missed = [
-        (f.id, f"{f.what}: {f.ours}{f' against {f.against}' if f.against else ''}, goal {f.goal}")
-        for f in figures
-        if f.reached is False
-    ]
+    missed = [(f.id, f"{f.what}: {f.ours}{_beside(f)}, goal {f.goal}") for f in figures if f.reached is False]
     missed += gates
     if not missed:
         yield "No declared goal of these was missed."
@@ -127,6 +123,13 @@ def _misses(figures: list[Figure], gates: list[tuple[str, str]], reasons: dict[s
     for id_, text in missed:
         reason = next((why for key, why in reasons.items() if id_ == key or id_.startswith(f"{key}-")), None)
         yield f"- {text}. {'Reason: ' + reason.strip() if reason else 'The reason was not found'}."
+
+
+def _beside(figure: Figure) -> str:
+    """What stands beside ours: the other side, or the parts of ours where there is no other side."""
+    if not figure.against:
+        return ""
+    return f" ({figure.against})" if figure.ratio is None else f" against {figure.against}"
 
 
 def between_marks(text: str) -> tuple[str, str, str]:
