@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -123,13 +123,16 @@ def _passes(stops: Sequence[dict[str, Any]], uploads: Sequence[Span]) -> Iterato
             if after is not None:  # of the last layer nobody sees the end
                 spans.append(Span("compute", device, layer, stop["t_released_us"], after["t_reached_us"]))
         begin, end = own[0]["t_reached_us"], own[-1]["t_released_us"]
-        # uploads run ahead of their pass: what overlaps it belongs to the picture, cut to it
-        spans += [
-            Span("upload", u.device, u.layer, max(u.begin_us, begin), min(u.end_us, end), u.size_bytes)
-            for u in uploads
-            if u.begin_us < end and u.end_us > begin
-        ]
+        spans += [_cut(u, begin, end) for u in uploads if u.begin_us < end and u.end_us > begin]
         yield Pass(number, max(s["rows"] for s in own), tuple(spans))
+
+
+def _cut(upload: Span, begin_us: int, end_us: int) -> Span:
+    """Uploads run ahead of their pass: the part of one that a pass sees, and its share of the bytes."""
+    begin, end = max(upload.begin_us, begin_us), min(upload.end_us, end_us)
+    share = (end - begin) / upload.us if upload.us else 1.0
+    size = round(upload.size_bytes * share)
+    return replace(upload, begin_us=begin, end_us=end, size_bytes=size)
 
 
 def _overlap(spans: Sequence[Span]) -> int:

@@ -205,8 +205,10 @@ def report(
     folder: Annotated[Path, typer.Argument(help="Folder with a samples.jsonl.")], as_json: AsJson = False
 ) -> None:
     """Write result and report again, from the samples alone."""
+    from flashnext.bench.extra import check_extra
     from flashnext.bench.report import write
 
+    check_extra()
     _show_report(write(folder), as_json=as_json)
 
 
@@ -263,17 +265,20 @@ def timeline(
 @app.command("import")
 def import_(
     file: Annotated[Path, typer.Argument(help="Output of `llama-bench -o json`.")],
-    out: Annotated[Path, typer.Option(help="Folder for the samples and report.")],
+    out: Annotated[Path, typer.Option(help="Folder for the samples and report, a new one.")],
     arm: Annotated[str, typer.Option(help="Name of the arm that it becomes.")] = "llama-bench",
+    as_json: AsJson = False,
 ) -> None:
     """Take over a run of llama-bench as samples of one process."""
     from flashnext.bench import llama_bench
     from flashnext.bench.asking import now
+    from flashnext.bench.extra import check_extra
     from flashnext.bench.report import write
     from flashnext.bench.running import folder_lock
     from flashnext.bench.samples import Writer, file_in
     from flashnext.errors import SamplesMismatchError
 
+    check_extra()
     tests = llama_bench.read(file)
     with folder_lock(out):
         if file_in(out).exists():
@@ -281,7 +286,7 @@ def import_(
         with Writer(file_in(out)) as writer:
             for row in llama_bench.rows(tests, arm=arm, source=file.name, created=now()):
                 writer.add(row)
-        _show_report(write(out), as_json=False)
+        _show_report(write(out), as_json=as_json)
 
 
 def _table(heads: list[str], rows: list[list[Any]]) -> None:

@@ -52,6 +52,7 @@ def test_a_pass_is_read_into_lanes(file: Path) -> None:
     assert (found["ms"], found["wait_ms"], found["compute_ms"], found["upload_ms"]) == (110, 10, 100, 70)
     # layer 1 wholly, layer 2 for all its 30 ms, layer 0 not at all
     assert found["hidden_share"] == pytest.approx(60 / 70)
+    assert found["uploaded_bytes"] == 70_000 * 50_000, "of an upload that began before, its share"
     assert second.rows == 64 and second.summary()["hidden_share"] is None
 
 
