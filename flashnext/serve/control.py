@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +18,7 @@ from flashnext.services import Service
 
 _HOSTS = {"127.0.0.1", "localhost", "[::1]"}
 _KEEP_LINES = 100
+_LOOKS_ON_S = 3.0  # a page asks every second
 
 
 class Control:
@@ -26,6 +28,12 @@ class Control:
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.service, self._server.log_tail = service, log_tail
         threading.Thread(target=self._server.serve_forever, name="control", daemon=True).start()
+
+    def farewell(self, limit_s: float = 1.5) -> None:
+        """Somebody who looks on has a moment to learn how it ended; nobody waits where nobody looks."""
+        if time.monotonic() - self._server.asked < _LOOKS_ON_S:
+            self._server.told.clear()
+            self._server.told.wait(limit_s)
 
     @property
     def url(self) -> str:
@@ -40,6 +48,11 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     service: Callable[[], Service]
     log_tail: Callable[[int], list[str]]
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler)
+        self.asked = float("-inf")  # when the status was asked for last
+        self.told = threading.Event()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -62,6 +75,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(200 if ready else 503, "application/json", json.dumps(readiness(service)))
             case "/status":
                 self._answer(200, "application/json", service.model_dump_json())
+                self.server.asked = time.monotonic()
+                self.server.told.set()
             case "/metrics":
                 self._answer(200, "text/plain; version=0.0.4", exposition(service))
             case "/logs":

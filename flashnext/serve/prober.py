@@ -61,12 +61,16 @@ class CheckFailed:
 
 @dataclass(frozen=True)
 class Slots:
-    """What the server is doing. ``mark`` changes whenever a token was read or written."""
+    """What the server is doing. ``mark`` changes whenever a token was read or written.
+
+    ``read`` counts tokens of prompts under way, ``cached`` those among them that were not computed.
+    """
 
     busy: bool
     mark: tuple[Any, ...]
     read: int
     written: int
+    cached: int = 0
 
 
 @dataclass(frozen=True)
@@ -263,11 +267,12 @@ def judge(name: str, reply: Reply) -> CheckPassed | CheckFailed:
 
 def read_slots(slots: list[Any]) -> Slots:
     """Condense ``/slots``; unknown or missing fields count as zero."""
-    busy, mark, read, written = False, [], 0, 0
+    busy, mark, read, written, cached = False, [], 0, 0, 0
     for slot in slots:
         if not isinstance(slot, dict):
             continue
-        done = _number(slot.get("n_prompt_tokens_processed")) + _number(slot.get("n_prompt_tokens_cache"))
+        kept = _number(slot.get("n_prompt_tokens_cache"))
+        done = _number(slot.get("n_prompt_tokens_processed")) + kept
         nexts = slot.get("next_token")
         first = nexts[0] if isinstance(nexts, list) and nexts else nexts
         made = _number(first.get("n_decoded")) if isinstance(first, dict) else 0
@@ -276,7 +281,8 @@ def read_slots(slots: list[Any]) -> Slots:
             busy = True
             read += done
             written += made
-    return Slots(busy, tuple(mark), read, written)
+            cached += kept
+    return Slots(busy, tuple(mark), read, written, cached)
 
 
 def _number(value: Any) -> int:

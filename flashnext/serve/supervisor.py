@@ -113,6 +113,8 @@ class Supervisor:
                 self._step()
         finally:
             self._tear_down()
+            if self.state is State.FATAL:
+                control.farewell()
             control.close()
             self._record.end()
             self._log.close()
@@ -152,7 +154,7 @@ class Supervisor:
                 self._accepted(seen)
             case PromptProgress() as prompt:
                 self._progress_at = time.monotonic()
-                self._record.gauge("prompt_share", prompt.share)
+                self._record.reading(prompt)
 
     def _prober_said(self, what: object) -> None:
         match what:

@@ -228,7 +228,7 @@ class Soak:
         return round(time.monotonic() - since, 2)
 
     def _noticed(self, timeout_s: float) -> None:
-        until(lambda: self._asked() != "ready", "the fault is noticed", timeout_s)
+        until(lambda: self._asked() not in ("ready", "None"), "the fault is noticed", timeout_s)
 
     def _asked(self) -> str:
         return str(self._status().get("state"))
