@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -32,17 +33,18 @@ class Browser:
             f"--user-data-dir={folder}",
             "about:blank",
         ]
-        # the protocol is spoken on descriptors 3 and 4
-        script = f'exec "$@" 3<&{ours[0]} 4>&{theirs[1]}'
+        # the protocol is spoken on descriptors 3 and 4; from high ones, so that neither is in the other's way
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in (ours[0], theirs[1])]
+        script = f'exec "$@" 3<&{ends[0]} 4>&{ends[1]} {ends[0]}<&- {ends[1]}>&-'
         self._process = subprocess.Popen(
-            ["sh", "-c", script, "sh", *line],
-            pass_fds=(ours[0], theirs[1]),
+            ["bash", "-c", script, "bash", *line],
+            pass_fds=ends,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={"PATH": os.environ["PATH"], "HOME": str(folder)},
         )
-        os.close(ours[0])
-        os.close(theirs[1])
+        for end in (ours[0], theirs[1], *ends):
+            os.close(end)
         self._say, self._hear = os.fdopen(ours[1], "wb", buffering=0), os.fdopen(theirs[0], "rb", buffering=0)
         self._rest, self._count, self._session = b"", 0, ""
         self.requests: list[str] = []

@@ -82,8 +82,8 @@ DEATH = (
     "CUDA error: an illegal memory access was encountered in /src/ggml/src/ggml-cuda/ggml-cuda.cu:2710"
 )
 READING = {
-    "busy": 1, "read": 51_200, "written": 0, "prompt_share": 0.43, "prompt_tokens": 119_070, "prompt_left_s": 327.9,
-    "acceptance": 0.62,
+    "busy": 1, "read": 51_200, "written": 0, "acceptance": 0.62,
+    "prompt_share": 0.43, "prompt_tokens": 119_070, "prompt_left_s": 327.9,
 }  # fmt: skip
 LOOKS = {
     "loading": service("starting", "asked to serve", []),
@@ -129,7 +129,7 @@ def test_every_state_fits_its_window(chromium: Browser, look: str, width: int) -
     control = Control(lambda: LOOKS[look], lambda count: LOG[-count:])
     try:
         chromium.requests.clear()
-        chromium.width(width)
+        chromium.width(width, dark=look == "writing")
         chromium.open(f"{control.url}/")
         state = LOOKS[look].state
         chromium.until(f"document.getElementById('state')?.textContent === '{state}'")
