@@ -13,6 +13,8 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 
+from flashnext.errors import PortInUseError
+from flashnext.serve.metrics import exposition
 from flashnext.serve.states import State
 from flashnext.services import Service
 
@@ -22,11 +24,24 @@ _LOOKS_ON_S = 3.0  # a page asks every second
 
 
 class Control:
-    """Serves on a free loopback port, in threads of its own, until :meth:`close`."""
+    """Serves on a loopback port (0: a free one), in threads of its own, until :meth:`close`."""
 
-    def __init__(self, service: Callable[[], Service], log_tail: Callable[[int], list[str]]) -> None:
-        self._server = _Server(("127.0.0.1", 0), _Handler)
+    def __init__(
+        self,
+        service: Callable[[], Service],
+        log_tail: Callable[[int], list[str]],
+        server_metrics: Callable[[], str] = str,
+        *,
+        port: int = 0,
+    ) -> None:
+        try:
+            self._server = _Server(("127.0.0.1", port), _Handler)
+        except OSError as error:
+            raise PortInUseError(
+                f"127.0.0.1:{port} (server.control_port) cannot be bound", context=[str(error)]
+            ) from None
         self._server.service, self._server.log_tail = service, log_tail
+        self._server.server_metrics = server_metrics
         threading.Thread(target=self._server.serve_forever, name="control", daemon=True).start()
 
     def farewell(self, limit_s: float = 1.5) -> None:
@@ -48,6 +63,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     service: Callable[[], Service]
     log_tail: Callable[[int], list[str]]
+    server_metrics: Callable[[], str]
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__(address, handler)
@@ -78,7 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.asked = time.monotonic()
                 self.server.told.set()
             case "/metrics":
-                self._answer(200, "text/plain; version=0.0.4", exposition(service))
+                text = exposition(service, self.server.server_metrics())
+                self._answer(200, "text/plain; version=0.0.4; charset=utf-8", text)
             case "/logs":
                 count = urllib.parse.parse_qs(query).get("n", [str(_KEEP_LINES)])[0]
                 lines = self.server.log_tail(min(int(count), _KEEP_LINES) if count.isdigit() else _KEEP_LINES)
@@ -107,19 +124,3 @@ def readiness(service: Service) -> dict[str, object]:
     progress = service.counters.get("prompt_share")
     ready = service.state == State.READY
     return {"ready": ready, "state": service.state, "progress": progress, "message": service.reason}
-
-
-def exposition(service: Service) -> str:
-    """Prometheus text: our own series, then llama-server's as they were polled last."""
-    lines = ["# TYPE flashnext_state gauge"]
-    lines += [f'flashnext_state{{state="{s}"}} {int(service.state == s)}' for s in State]
-    own = {
-        "flashnext_restarts_total": service.restarts,
-        "flashnext_start_to_ready_seconds": service.counters.get("start_to_ready_s", 0),
-    }
-    lines += [f"{name} {value}" for name, value in own.items()]
-    for device in service.devices:
-        for key in ("memory_bytes", "allocated_bytes"):
-            lines.append(f'flashnext_device_{key}{{device="{device["name"]}"}} {device.get(key, 0)}')
-    lines += [f"{name} {value:.17g}" for name, value in sorted(service.metrics.items())]
-    return "\n".join(lines) + "\n"

@@ -41,6 +41,8 @@ def prepare(loaded: Loaded, options: Options, report: weights.Progress) -> Plan:
         *host.leftovers(port),
     ]
     refusals += host.port_taken(loaded.profile.server.host, port)
+    if loaded.profile.server.control_port is not None:
+        refusals += host.port_taken("127.0.0.1", loaded.profile.server.control_port)
     build = _build(loaded, options, config_home, refusals)
     if loaded.profile.model.synthetic is None or options.model is not None:
         refusals += weights.problems(loaded, files, hashes=options.hashes)
