@@ -65,6 +65,9 @@ def from_profile(
     - ``resident``: vanilla with every expert on the devices, where they fit: the kernels' own time.
     """
     base = load(name).profile
+    # an arm is asked on loopback without a key, and may run beside the service whose profile it is
+    private = {"host": "127.0.0.1", "api_key_file": None, "control_port": None}
+    base = base.model_copy(update={"server": base.server.model_copy(update=private)})
     made = []
     for arm in arms:
         profile = base if arm == "candidate" else _derived(base, arm)

@@ -830,14 +830,3 @@ def test_memory_of_cuda_devices_is_shown_and_little_room_is_a_warning(home: Fake
     (warning,) = [w for w in state["warnings"] if "free" in w]
     assert warning.startswith("NVIDIA GeForce RTX 3090 (0): only 100 MiB free, 256 MiB should stay")
     assert home.launches("vgpu") == []
-
-
-def test_api_key_stays_out_of_sight(home: FakeHome) -> None:
-    keys = home.root / "keys"
-    keys.write_text("# keys\nsesame-42\n")
-    running = home.serve(profile=home.profile(server={"api_key_file": str(keys)}))
-    running.until_state("ready")
-    running.signal(signal.SIGTERM)
-    running.end()
-    seen = running.out + running.err + json.dumps(running.state()) + json.dumps(home.launches("server"))
-    assert "sesame" not in seen and str(keys) in seen
