@@ -89,6 +89,9 @@ def from_profile(
         raise ArmUnknownError(f"--build names no arm of this run: {', '.join(unused)}", context=list(arms))
     switches = {arm: _switches(arm, named.get(arm)) for arm in arms}
     direct = bool(named) or any(switches.values())
+    # an arm is asked on loopback without a key, and may run beside the service whose profile it is
+    private = {"host": "127.0.0.1", "api_key_file": None, "control_port": None}
+    base = base.model_copy(update={"server": base.server.model_copy(update=private)})
     made, texts = [], {}
     for arm in arms:
         profile = base if arm == "candidate" else _derived(base, arm)

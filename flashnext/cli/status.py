@@ -76,8 +76,11 @@ def _activity(service: Service) -> str:
         return "idle"
     if counters.get("written"):
         return f"writing, {counters['written']:.0f} tokens so far"
-    share = f", {counters['prompt_share']:.0%}" if "prompt_share" in counters else ""
-    return f"reading the prompt, {counters.get('read', 0):.0f} tokens so far{share}"
+    read = f"{counters.get('read', 0):,.0f}"
+    if not counters.get("prompt_tokens"):
+        return f"reading the prompt, {read} tokens so far"
+    share, tokens, left = (counters[f"prompt_{key}"] for key in ("share", "tokens", "left_s"))
+    return f"reading the prompt, {read} of about {tokens:,.0f} tokens ({share:.0%}), about {left:,.0f} s left"
 
 
 def _memory(device: dict[str, int | str]) -> str:

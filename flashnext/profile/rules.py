@@ -211,6 +211,8 @@ def _server(s: Sections) -> Iterator[Finding]:
     server = s.get("server")
     if server is None:
         return
+    if server.control_port == server.port:
+        yield ("server", "control_port"), f"{server.port} is server.port already"
     try:
         local = ipaddress.ip_address(server.host).is_loopback
     except ValueError:

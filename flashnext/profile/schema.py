@@ -125,6 +125,9 @@ class PhasePrefillSection(Section):
 class ServerSection(Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65_535)] = 8080
+    control_port: Annotated[int, Field(ge=1, le=65_535)] | None = Field(
+        None, description="Loopback port of status, metrics and page, for Prometheus; absent: any free one."
+    )
     alias: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     threads: Annotated[int, Field(ge=1, le=512)] | None = Field(
         None, description="CPU threads of llama-server; absent: physical cores, shared with virtual GPUs."

@@ -7,25 +7,48 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 
+from flashnext.errors import PortInUseError
+from flashnext.serve.metrics import exposition
 from flashnext.serve.states import State
 from flashnext.services import Service
 
 _HOSTS = {"127.0.0.1", "localhost", "[::1]"}
 _KEEP_LINES = 100
+_LOOKS_ON_S = 3.0  # a page asks every second
 
 
 class Control:
-    """Serves on a free loopback port, in threads of its own, until :meth:`close`."""
+    """Serves on a loopback port (0: a free one), in threads of its own, until :meth:`close`."""
 
-    def __init__(self, service: Callable[[], Service], log_tail: Callable[[int], list[str]]) -> None:
-        self._server = _Server(("127.0.0.1", 0), _Handler)
+    def __init__(
+        self,
+        service: Callable[[], Service],
+        log_tail: Callable[[int], list[str]],
+        server_metrics: Callable[[], str] = str,
+        *,
+        port: int = 0,
+    ) -> None:
+        try:
+            self._server = _Server(("127.0.0.1", port), _Handler)
+        except OSError as error:
+            raise PortInUseError(
+                f"127.0.0.1:{port} (server.control_port) cannot be bound", context=[str(error)]
+            ) from None
         self._server.service, self._server.log_tail = service, log_tail
+        self._server.server_metrics = server_metrics
         threading.Thread(target=self._server.serve_forever, name="control", daemon=True).start()
+
+    def farewell(self, limit_s: float = 1.5) -> None:
+        """Somebody who looks on has a moment to learn how it ended; nobody waits where nobody looks."""
+        if time.monotonic() - self._server.asked < _LOOKS_ON_S:
+            self._server.told.clear()
+            self._server.told.wait(limit_s)
 
     @property
     def url(self) -> str:
@@ -40,6 +63,12 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     service: Callable[[], Service]
     log_tail: Callable[[int], list[str]]
+    server_metrics: Callable[[], str]
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler)
+        self.asked = float("-inf")  # when the status was asked for last
+        self.told = threading.Event()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -62,8 +91,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(200 if ready else 503, "application/json", json.dumps(readiness(service)))
             case "/status":
                 self._answer(200, "application/json", service.model_dump_json())
+                self.server.asked = time.monotonic()
+                self.server.told.set()
             case "/metrics":
-                self._answer(200, "text/plain; version=0.0.4", exposition(service))
+                text = exposition(service, self.server.server_metrics())
+                self._answer(200, "text/plain; version=0.0.4; charset=utf-8", text)
             case "/logs":
                 count = urllib.parse.parse_qs(query).get("n", [str(_KEEP_LINES)])[0]
                 lines = self.server.log_tail(min(int(count), _KEEP_LINES) if count.isdigit() else _KEEP_LINES)
@@ -92,19 +124,3 @@ def readiness(service: Service) -> dict[str, object]:
     progress = service.counters.get("prompt_share")
     ready = service.state == State.READY
     return {"ready": ready, "state": service.state, "progress": progress, "message": service.reason}
-
-
-def exposition(service: Service) -> str:
-    """Prometheus text: our own series, then llama-server's as they were polled last."""
-    lines = ["# TYPE flashnext_state gauge"]
-    lines += [f'flashnext_state{{state="{s}"}} {int(service.state == s)}' for s in State]
-    own = {
-        "flashnext_restarts_total": service.restarts,
-        "flashnext_start_to_ready_seconds": service.counters.get("start_to_ready_s", 0),
-    }
-    lines += [f"{name} {value}" for name, value in own.items()]
-    for device in service.devices:
-        for key in ("memory_bytes", "allocated_bytes"):
-            lines.append(f'flashnext_device_{key}{{device="{device["name"]}"}} {device.get(key, 0)}')
-    lines += [f"{name} {value:.17g}" for name, value in sorted(service.metrics.items())]
-    return "\n".join(lines) + "\n"

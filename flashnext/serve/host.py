@@ -17,8 +17,9 @@ from flashnext.errors import (
     PortInUseError,
     StrayConfigError,
 )
+from flashnext.probe import gpu_use
 from flashnext.probe.gpu import probe_gpus
-from flashnext.proc import environment, run, wait_until
+from flashnext.proc import wait_until
 from flashnext.profile.load import Loaded
 
 SYSTEM_CONFIG = Path("/etc/llama.cpp/config.ini")
@@ -50,7 +51,7 @@ def devices(loaded: Loaded, *, wait_s: float = 0.0) -> Iterator[FlashnextError]:
         names = ", ".join(d.name for d in facts.devices)
         line = loaded.place(("devices", "count"))
         reasons.append(f"{line}: {want.count} devices required, {len(facts.devices)} visible ({names})")
-    used = _used_mib()
+    used, who = gpu_use.used_bytes(), gpu_use.holders()
     for device in facts.devices:
         label = f"device {device.index} ({device.name})"
         if want.name is not None and want.name.lower() not in device.name.lower():
@@ -59,10 +60,11 @@ def devices(loaded: Loaded, *, wait_s: float = 0.0) -> Iterator[FlashnextError]:
         if want.usable_mib is not None and total < want.usable_mib:
             line = loaded.place(("devices", "usable_mib"))
             reasons.append(f"{line}: {label} has {total} MiB, required are {want.usable_mib}")
-        held = used.get(device.index)
-        if want.used_mib_max is not None and held is not None and held > want.used_mib_max:
+        held = used.get(device.index, 0) // _MIB
+        if want.used_mib_max is not None and held > want.used_mib_max:
             line = loaded.place(("devices", "used_mib_max"))
-            by = _gpu_holders(device.uuid)
+            names = ", ".join(f"pid {h.pid} ({h.name})" for h in who if h.uuid == device.uuid)
+            by = f" by {names}" if names else ""
             reasons.append(
                 f"{line}: {held} MiB of {label} are in use already{by}, allowed are {want.used_mib_max}"
             )
@@ -70,27 +72,18 @@ def devices(loaded: Loaded, *, wait_s: float = 0.0) -> Iterator[FlashnextError]:
         yield HostNotQualifiedError("the CUDA devices are not the profile's", context=reasons)
 
 
-def _gpu_holders(uuid: str) -> str:
-    smi = shutil.which("nvidia-smi")
-    if smi is None:
-        return ""
-    line = [smi, "--query-compute-apps=gpu_uuid,pid,process_name", "--format=csv,noheader"]
-    done = run(line, env=environment(), timeout_s=30.0)
-    rows = [[cell.strip() for cell in row.split(",", 2)] for row in done.out.splitlines()] if done.ok else []
-    found = [f"pid {row[1]} ({row[2]})" for row in rows if len(row) == 3 and row[0] == uuid]
-    return f" by {', '.join(found)}" if found else ""
-
-
-def _used_mib() -> dict[int, int]:
-    smi = shutil.which("nvidia-smi")
-    if smi is None:
-        return {}
-    line = [smi, "--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]
-    done = run(line, env=environment(), timeout_s=30.0)
-    pairs = (
-        [tuple(cell.strip() for cell in row.split(",")) for row in done.out.splitlines()] if done.ok else []
+def device_memory() -> tuple[dict[str, int | str], ...]:
+    """Every CUDA device that this process may use, as the driver counts it now, whoever uses it."""
+    used = gpu_use.used_bytes()
+    return tuple(
+        {
+            "name": f"{device.name} ({device.index})",
+            "memory_bytes": device.memory_bytes,
+            "allocated_bytes": used[device.index],
+        }
+        for device in probe_gpus().devices
+        if device.index in used
     )
-    return {int(p[0]): int(p[1]) for p in pairs if len(p) == 2 and all(cell.isdigit() for cell in p)}
 
 
 def interleave(loaded: Loaded) -> tuple[bool, str | None]:

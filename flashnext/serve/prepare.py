@@ -9,10 +9,10 @@ from pathlib import Path
 from flashnext import paths, services
 from flashnext.artefacts import state_written
 from flashnext.builds import Build, get_build
-from flashnext.errors import FlashnextError, HostNotQualifiedError, ProfileInvalidError
+from flashnext.errors import FlashnextError, HostNotQualifiedError
 from flashnext.profile import command
 from flashnext.profile.load import Loaded
-from flashnext.serve import binary, host, weights
+from flashnext.serve import binary, host, keys, weights
 from flashnext.serve.plan import Plan
 from flashnext.serve.room import room
 
@@ -45,6 +45,8 @@ def prepare(loaded: Loaded, options: Options, report: weights.Progress) -> Plan:
         *host.leftovers(port),
     ]
     refusals += host.port_taken(loaded.profile.server.host, port)
+    if loaded.profile.server.control_port is not None:
+        refusals += host.port_taken("127.0.0.1", loaded.profile.server.control_port)
     build = _build(loaded, options, config_home, refusals)
     if loaded.profile.model.synthetic is None or options.model is not None:
         refusals += weights.problems(loaded, files, hashes=options.hashes)
@@ -84,6 +86,8 @@ def draw(loaded: Loaded, build: Build, files: weights.Weights, port: int) -> Pla
         warnings.append("a build for tests is served (--tests): it has switches that make it fail on purpose")
     server_threads, vgpu_threads = host.threads(loaded)
     key_file = loaded.profile.server.api_key_file
+    key, told = keys.first_key(loaded) if key_file is not None else (None, ())
+    warnings += told
     place = command.Place(
         server=str(build.bin / binary.SERVER),
         model=str(files.model),
@@ -103,7 +107,7 @@ def draw(loaded: Loaded, build: Build, files: weights.Weights, port: int) -> Pla
         build_key=build.key,
         build_features=tuple(build.features),
         log=paths.logs_dir() / f"serve-{port}.log",
-        api_key=_first_key(loaded) if key_file is not None else None,
+        api_key=key,
         warnings=tuple(warnings),
     )
 
@@ -137,19 +141,6 @@ def _build(
         return None
     refusals += binary.problems(loaded, build, options.series, {"XDG_CONFIG_HOME": str(config_home)})
     return build
-
-
-def _first_key(loaded: Loaded) -> str:
-    file = Path(str(loaded.profile.server.api_key_file)).expanduser()
-    place = loaded.place(("server", "api_key_file"))
-    try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProfileInvalidError("the API key file cannot be read", context=[f"{place}: {error}"]) from None
-    keys = [line for line in lines if line and not line.startswith("#")]
-    if not keys:
-        raise ProfileInvalidError("the API key file has no key", context=[f"{place}: {file}"])
-    return keys[0]
 
 
 def _refuse(refusals: Sequence[FlashnextError]) -> None:

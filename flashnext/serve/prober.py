@@ -16,6 +16,7 @@ from flashnext.serve import metrics, sanity
 
 # Two different prompts, since one report's server died on its second request; the third is as long as a
 # verify batch. Sampling is on: broken logits repeat at any temperature, random weights only without it.
+DeviceBooks = tuple[dict[str, int | str], ...]
 Prompt = tuple[str, str | list[int]]  # its name, and text or tokens
 CHECKS: tuple[Prompt, ...] = (
     ("first", "The capital of France is"),
@@ -33,6 +34,7 @@ _EVERY_SLOTS_S = 1.0
 # works on for a client that has left. So more than a second passes between our rounds while somebody waits.
 EVERY_SLOTS_BUSY_S = 1.6
 _DEVICES_EVERY = 5  # rounds of slots
+_GPUS_EVERY = 20  # a driver's answer takes longer, and is not free
 _DEVICE_KEYS = ("memory_bytes", "allocated_bytes", "peak_bytes", "refusals")
 
 
@@ -61,12 +63,16 @@ class CheckFailed:
 
 @dataclass(frozen=True)
 class Slots:
-    """What the server is doing. ``mark`` changes whenever a token was read or written."""
+    """What the server is doing. ``mark`` changes whenever a token was read or written.
+
+    ``read`` counts tokens of prompts under way, ``cached`` those among them that were not computed.
+    """
 
     busy: bool
     mark: tuple[Any, ...]
     read: int
     written: int
+    cached: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,16 +84,18 @@ class Silent:
 
 @dataclass(frozen=True)
 class Devices:
-    """Memory of the virtual GPUs, from their own books: name, memory_bytes, allocated_bytes, peak_bytes."""
+    """Memory of the devices: name, memory_bytes, allocated_bytes. Virtual GPUs tell it from their own books,
+    CUDA devices from the driver's."""
 
-    devices: tuple[dict[str, int | str], ...]
+    devices: DeviceBooks
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """The server's own counters, by series name."""
+    """The server's own counters: by series name, and its text."""
 
     values: dict[str, float]
+    text: str
 
 
 Answer = Metrics | Devices | Healthy | CheckPassed | CheckFailed | Slots | Silent
@@ -106,8 +114,10 @@ class Prober:
         text_check_s: float,
         rehearse: bool = False,
         controls: tuple[tuple[str, int], ...] = (),
+        gpus: Callable[[], DeviceBooks] | None = None,
     ) -> None:
         self._controls = controls
+        self._gpus = gpus
         self._address = address
         self._post = post
         self._key = key
@@ -151,8 +161,9 @@ class Prober:
         busy = True
         while not self._over.wait(EVERY_SLOTS_BUSY_S if busy else _EVERY_SLOTS_S):
             rounds += 1
-            if rounds % _DEVICES_EVERY == 0:
+            if rounds % (_GPUS_EVERY if self._gpus is not None else _DEVICES_EVERY) == 0:
                 self._post_devices()
+            if rounds % _DEVICES_EVERY == 0:
                 self._post_metrics()
             answer = self._slots()
             self._post(answer)
@@ -166,7 +177,7 @@ class Prober:
                 last_check = time.monotonic()
 
     def _post_devices(self) -> None:
-        found = []
+        found = list(self._gpus()) if self._gpus is not None else []
         for index, address in enumerate(self._controls):
             try:
                 stats = ask_line(address, "stats")
@@ -183,7 +194,7 @@ class Prober:
         except UnreachableError:
             return
         if reply.status == 200:
-            self._post(Metrics(metrics.parse(reply.text)))
+            self._post(Metrics(metrics.parse(reply.text), reply.text))
 
     def _slots(self) -> Slots | Silent:
         try:
@@ -263,11 +274,12 @@ def judge(name: str, reply: Reply) -> CheckPassed | CheckFailed:
 
 def read_slots(slots: list[Any]) -> Slots:
     """Condense ``/slots``; unknown or missing fields count as zero."""
-    busy, mark, read, written = False, [], 0, 0
+    busy, mark, read, written, cached = False, [], 0, 0, 0
     for slot in slots:
         if not isinstance(slot, dict):
             continue
-        done = _number(slot.get("n_prompt_tokens_processed")) + _number(slot.get("n_prompt_tokens_cache"))
+        kept = _number(slot.get("n_prompt_tokens_cache"))
+        done = _number(slot.get("n_prompt_tokens_processed")) + kept
         nexts = slot.get("next_token")
         first = nexts[0] if isinstance(nexts, list) and nexts else nexts
         made = _number(first.get("n_decoded")) if isinstance(first, dict) else 0
@@ -276,7 +288,8 @@ def read_slots(slots: list[Any]) -> Slots:
             busy = True
             read += done
             written += made
-    return Slots(busy, tuple(mark), read, written)
+            cached += kept
+    return Slots(busy, tuple(mark), read, written, cached)
 
 
 def _number(value: Any) -> int:

@@ -12,6 +12,7 @@ from flashnext.serve.logfile import LogFile
 from flashnext.serve.plan import Plan
 from flashnext.serve.prober import Slots
 from flashnext.serve.states import State
+from flashnext.serve.timings import PromptProgress
 from flashnext.services import Process, Service, Transition
 
 _EVERY_S = 2.0
@@ -28,6 +29,7 @@ class Recorder:
         self._file = services.state_file(plan.place.port)
         self._written = 0.0
         self._dirty = False
+        self._cached = 0
         self.service = Service(
             profile=profile.name,
             kind=profile.kind,
@@ -72,9 +74,9 @@ class Recorder:
 
     def activity(self, slots: Slots) -> None:
         """What the server is doing now: reading a prompt, or writing."""
+        self._cached = slots.cached
         if "prompt_share" in self.service.counters and (not slots.busy or slots.written):
-            left = {k: v for k, v in self.service.counters.items() if k != "prompt_share"}
-            self._later(left)
+            self._later({k: v for k, v in self.service.counters.items() if not k.startswith("prompt_")})
         now = {
             "busy": int(slots.busy),
             "read": slots.read,
@@ -84,6 +86,15 @@ class Recorder:
             self._later({**self.service.counters, **now})
         elif self._dirty and time.monotonic() - self._written >= _EVERY_S:
             self._write()
+
+    def reading(self, prompt: PromptProgress) -> None:
+        """A log line told how far the prompt is, how long it is, and when it will be read."""
+        told = {
+            "prompt_share": prompt.share,
+            "prompt_tokens": prompt.tokens(self._cached),
+            "prompt_left_s": round(prompt.left_s(self._cached), 1),
+        }
+        self._later({**self.service.counters, **told})
 
     def warn(self, text: str, *, key: str = "") -> None:
         """Show a warning; a later one that begins with the same ``key`` takes its place."""

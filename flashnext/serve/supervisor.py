@@ -17,6 +17,7 @@ from types import FrameType
 from flashnext import failures, markers
 from flashnext.errors import FlashnextError
 from flashnext.failures import Action, Finding, ending
+from flashnext.profile.fit import CARD_RESERVE, mib
 from flashnext.serve import host, prober, record, transaction
 from flashnext.serve.child import Child
 from flashnext.serve.control import Control
@@ -97,6 +98,7 @@ class Supervisor:
         self._phase = transaction.Transaction()
         self._checked: tuple[float, prober.CheckPassed] | None = None
         self._drafts = Drafts()
+        self._server_metrics = ""
 
     # --- the loop ----------------------------------------------------------------------------------------
 
@@ -105,7 +107,12 @@ class Supervisor:
         previous = {number: signal.signal(number, self._caught) for number in _STOP_SIGNALS}
         # a core of a process with pinned weights would be as large as the model
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-        control = Control(lambda: self._record.service, self._log.tail)
+        control = Control(
+            lambda: self._record.service,
+            self._log.tail,
+            lambda: self._server_metrics,
+            port=self.plan.loaded.profile.server.control_port or 0,
+        )
         self._record.update(control=control.url)
         try:
             self._start("asked to serve")
@@ -113,6 +120,8 @@ class Supervisor:
                 self._step()
         finally:
             self._tear_down()
+            if self.state is State.FATAL:
+                control.farewell()
             control.close()
             self._record.end()
             self._log.close()
@@ -152,7 +161,7 @@ class Supervisor:
                 self._accepted(seen)
             case PromptProgress() as prompt:
                 self._progress_at = time.monotonic()
-                self._record.gauge("prompt_share", prompt.share)
+                self._record.reading(prompt)
 
     def _prober_said(self, what: object) -> None:
         match what:
@@ -166,9 +175,11 @@ class Supervisor:
             case prober.Slots() as slots:
                 self._slots(slots)
             case prober.Metrics() as found:
+                self._server_metrics = found.text
                 self._record.update(metrics=found.values)
             case prober.Devices() as found:
                 self._record.update(devices=found.devices)
+                self._little_room(found.devices)
 
     def _tick(self) -> None:
         """Deadlines: all of them are looked at here, and whoever comes here is alive."""
@@ -265,6 +276,7 @@ class Supervisor:
             check_limit_s=self.life.check_limit_s,
             text_check_s=self.life.text_check_s,
             rehearse=self.plan.rehearses,
+            gpus=host.device_memory if self.plan.loaded.profile.devices.kind == "cuda" else None,
             controls=tuple(self._controls[c] for c in self._vgpus if c in self._controls),
         )
         self._children_changed()
@@ -296,6 +308,7 @@ class Supervisor:
         """End every child, the server first. Idempotent; what they still have to say is dropped."""
         self._launch += 1
         self._ending = True
+        self._server_metrics = ""
         if self._prober is not None:
             self._prober.stop()
             self._prober = None
@@ -406,6 +419,17 @@ class Supervisor:
             self._trouble(Trouble("phase-mismatch", wrong))
             return
         self._record.activity(slots)
+
+    def _little_room(self, devices: prober.DeviceBooks) -> None:
+        """A card that is full to the edge: the next program to want some of it ends us, or is ended by us."""
+        if self.plan.loaded.profile.devices.kind != "cuda":
+            return
+        for device in devices:
+            free = int(device["memory_bytes"]) - int(device["allocated_bytes"])
+            if free < CARD_RESERVE:
+                name = f"{device['name']}: only"
+                text = f"{name} {mib(free)} free, {mib(CARD_RESERVE)} should stay: lower expert_cache.slots"
+                self._record.warn(text, key=name)
 
     def _accepted(self, seen: Acceptance) -> None:
         self._drafts = self._drafts.add(seen)

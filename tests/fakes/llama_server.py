@@ -91,7 +91,20 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def allowed(self) -> bool:
+        """As the real one: with a key file everything but /health asks for a key."""
+        if "--api-key-file" not in ARGV or self.path == "/health":
+            return True
+        keys = Path(ARGV[ARGV.index("--api-key-file") + 1]).read_text().split("\n")
+        given = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if given in [key for key in keys if key and not key.startswith("#")]:
+            return True
+        self.answer(401, {"error": {"message": "Invalid API Key"}})
+        return False
+
     def do_GET(self) -> None:
+        if not self.allowed():
+            return
         do = self.server.do
         loaded = time.monotonic() >= self.server.ready_at
         if self.path == "/health":
@@ -112,6 +125,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+        if not self.allowed():
+            return
         do = self.server.do
         if "queue_s" in do and time.monotonic() < self.server.ready_at + do["queue_s"]:
             time.sleep(do["queue_s"])

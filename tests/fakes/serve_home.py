@@ -97,13 +97,14 @@ class Home:
         self.started: list[Running] = []
 
     def profile(self, **sections: dict[str, Any]) -> Path:
-        """The shipped demo profile with the tiny model, and changes by section."""
+        """The shipped demo profile with the tiny model, and changes by section; None removes a key."""
         data = yaml.safe_load(find("demo").read_text())
         data["model"] = {"synthetic": "tiny"}
         data["context"]["size"] = 4096  # what the tiny model was made for
         data["life"] = {"backoff_s": 1, "stop_limit_s": 3, "load_limit_s": 10, "check_limit_s": 3}
         for name, values in sections.items():
-            data[name] = {**data.get(name, {}), **values}
+            merged = {**data.get(name, {}), **values}
+            data[name] = {key: value for key, value in merged.items() if value is not None}
         file = self.root / "test.yaml"
         file.write_text(yaml.safe_dump(data))
         return file

@@ -801,12 +801,32 @@ def test_control_port(home: FakeHome) -> None:
     assert running.end() == 143
 
 
-def test_api_key_stays_out_of_sight(home: FakeHome) -> None:
-    keys = home.root / "keys"
-    keys.write_text("# keys\nsesame-42\n")
-    running = home.serve(profile=home.profile(server={"api_key_file": str(keys)}))
-    running.until_state("ready")
-    running.signal(signal.SIGTERM)
-    running.end()
-    seen = running.out + running.err + json.dumps(running.state()) + json.dumps(home.launches("server"))
-    assert "sesame" not in seen and str(keys) in seen
+def test_a_fixed_control_port(home: FakeHome) -> None:
+    port = free_port()
+    file = home.profile(server={"control_port": port})
+    running = home.serve(profile=file)
+    assert running.until_state("ready")["control"] == f"http://127.0.0.1:{port}"
+    second = home.serve(profile=file)
+    assert second.end() == 11
+    assert "error[port-in-use]" in second.err and f"127.0.0.1:{port} cannot be bound" in second.err
+
+
+def test_memory_of_cuda_devices_is_shown_and_little_room_is_a_warning(home: FakeHome) -> None:
+    tools = home.root / "tools"
+    tools.mkdir()
+    smi = tools / "nvidia-smi"
+    used = f"0, $([ -e {home.folder}/launches-server.jsonl ] && echo 24024 || echo 300)\\n1, 300\\n"
+    smi.write_text((SMI % (used, CARD_0 + CARD_1)).replace("printf '", 'printf "').replace("' ;;", '" ;;'))
+    smi.chmod(0o755)
+    home.env["PATH"] = f"{tools}:{home.env['PATH']}"
+    home.install(backend="cuda", archs=("86",))
+    devices = {"kind": "cuda", "memory_mib": None, "name": "RTX 3090"}
+    running = home.serve(profile=home.profile(devices=devices))
+    state = running.until_state("ready")
+    assert [(d["name"], d["allocated_bytes"] // 2**20) for d in state["devices"]] == [
+        ("NVIDIA GeForce RTX 3090 (0)", 24024),
+        ("NVIDIA GeForce RTX 3090 (1)", 300),
+    ]
+    (warning,) = [w for w in state["warnings"] if "free" in w]
+    assert warning.startswith("NVIDIA GeForce RTX 3090 (0): only 100 MiB free, 256 MiB should stay")
+    assert home.launches("vgpu") == []

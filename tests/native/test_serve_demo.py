@@ -177,6 +177,22 @@ def test_environment_and_config_files_do_not_reach_the_server(home: RealHome) ->
     assert props["total_slots"] == 1
 
 
+def test_a_key_is_demanded_and_our_own_probes_have_it(home: RealHome) -> None:
+    keys = home.root / "keys"
+    keys.write_text("sesame-4711-open\n")
+    keys.chmod(0o600)
+    running = home.serve(profile=home.profile(server={"api_key_file": str(keys)}))
+    running.until_state("ready", timeout_s=90)
+    assert post(running, "/completion", {"prompt": "x", "n_predict": 2}).status_code == 401
+    url = f"http://127.0.0.1:{running.port}"
+    assert httpx.get(f"{url}/slots").status_code == httpx.get(f"{url}/metrics").status_code == 401
+    mine = {"Authorization": "Bearer sesame-4711-open"}
+    assert httpx.get(f"{url}/slots", headers=mine).status_code == 200
+    until(lambda: "llamacpp:prompt_tokens_total" in running.state()["metrics"], "metrics with the key")
+    (log,) = (home.root / "state").rglob("serve-*.log")
+    assert "sesame" not in log.read_text() + running.state()["reason"]
+
+
 def test_print_command_can_be_repeated_by_hand(home: RealHome) -> None:
     done = home.run("serve", "--profile", "demo", "--print-command", "--json")
     server = next(p for p in json.loads(done.stdout) if p["name"] == "server")

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dashboards
 import httpx
 import pytest
 from serve_home import Home, Running, until
@@ -108,10 +109,20 @@ def test_everything_of_the_qualified_configuration(home: FullHome) -> None:
     until(lambda: running.state()["counters"].get("drafts", 0) >= 500, "500 drafts in the state")
     assert not [w for w in running.state()["warnings"] if "acceptance" in w], "random heads guess nothing"
 
+    series_of_the_board(running)
     a_client_that_leaves(running)
     running.signal(signal.SIGTERM)
     assert running.end() == 143
     home.nothing_left()
+
+
+def series_of_the_board(running: Running) -> None:
+    """What board and alert rules ask of llama-server comes through the control port, labels and all."""
+    text = httpx.get(running.state()["control"] + "/metrics", timeout=10).text
+    there = set(re.findall(r"^([a-z][\w:]+)[{ ]", text, re.MULTILINE))
+    used = {name for name in dashboards.names() if name.startswith(("fn_", "llamacpp:"))}
+    assert len(used) > 12 and used - there == set()
+    assert re.search(r'^fn_expert_cache_hits_total\{device="RPC1"\} \d', text, re.MULTILINE)
 
 
 def a_client_that_leaves(running: Running) -> None:

@@ -217,7 +217,12 @@ def test_acceptance_line_of_the_pin() -> None:
 
 def test_progress_line_of_the_pin() -> None:
     line = "prompt processing, n_tokens =   4096, progress = 0.46, t =   4.10 s / 999.02 tokens per second"
-    assert timings.parse(line) == timings.PromptProgress(0.46)
+    progress = timings.parse(line)
+    assert progress == timings.PromptProgress(0.46, 4096, 999.02)
+    assert isinstance(progress, timings.PromptProgress)
+    assert progress.tokens(cached=0) == 8904 and progress.left_s(0) == pytest.approx(4.81, abs=0.01)
+    assert progress.tokens(cached=504) == 10_000, "what was cached is read, too"
+    assert timings.PromptProgress(0.0, 0, 0.0).left_s(0) == 0.0
 
 
 METRICS = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.

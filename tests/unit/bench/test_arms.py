@@ -57,6 +57,16 @@ def test_what_an_arm_must_look_like_from_outside(tmp_path: Path) -> None:
     assert made.remarks == ()
 
 
+def test_arms_stay_on_loopback_without_a_key(tmp_path: Path) -> None:
+    data = yaml.safe_load(Path(load("demo").file).read_text())
+    data["server"] |= {"host": "0.0.0.0", "api_key_file": "/etc/keys", "control_port": 8081}
+    path = tmp_path / "open.yaml"
+    path.write_text(yaml.safe_dump(data))
+    for arm in from_profile(str(path), ["control", "candidate"], tmp_path / "arms").arms:
+        server = load(str(arm.profile)).profile.server
+        assert (server.host, server.api_key_file, server.control_port) == ("127.0.0.1", None, None)
+
+
 def test_a_profile_without_the_transaction_is_called_a_comparison_with_itself(tmp_path: Path) -> None:
     text = Path(load("demo").file).read_text()
     data = {k: v for k, v in yaml.safe_load(text).items() if k != "phase_prefill"}
