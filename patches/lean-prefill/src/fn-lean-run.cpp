@@ -4,7 +4,7 @@
 //   fn-lean-run -m model.gguf --rpc 127.0.0.1:50052 --steps "300;1x8;131" --all-logits \
 //       --arm ub=64,logits=a.bin --arm lean=64,logits=b.bin
 //
-// Steps: <n> one call of n tokens; <n>x<count> calls of n tokens each. Arm: lean=<tokens>|auto, ub=<tokens>,
+// Steps: <n> one call of n tokens; <n>x<count> calls of n tokens each; "clear" forgets everything. Arm: lean=<tokens>|auto, ub=<tokens>,
 // slots=<n>, inserts=<n>, logits=<file>, and NAME=value for an environment variable of the arm.
 // Used by the tests (logits to the byte) and by the bench on real GPUs (seconds of every step).
 
@@ -210,6 +210,11 @@ public:
         return seconds;
     }
 
+    void clear() {
+        llama_memory_clear(llama_get_memory(ctx), true);
+        n_past = 0;
+    }
+
     int64_t n_nan = 0;
 
 private:
@@ -281,6 +286,10 @@ static int run_one_arm(const run_options & o, const std::string & text, llama_mo
         printf("{\"event\":\"arm\",\"arm\":\"%s\",\"steps\":[", text.c_str());
         const char * comma = "";
         for (const std::string & step : split_on(o.steps, ';')) {
+            if (step == "clear") {
+                dec.clear();
+                continue;
+            }
             int32_t n = 0, count = 1;
             if (sscanf(step.c_str(), "%dx%d", &n, &count) < 1 || n < 1 || n > o.n_batch || count < 1) {
                 fail("not a step: " + step);
