@@ -1,4 +1,4 @@
-"""Lean prefill against the stock graph of the same binary: bytes of logits, of uploads, and what is refused."""
+"""Lean prefill against the stock graph of the same binary: logits, uploads, and what is refused."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_each_device_uploads_its_own_layers(
         assert uploaded - own == traffic_each[i] - traffic_once[i]
         if n_layers == 2:  # as many as places: they stay
             assert uploaded == own
-        else:  # and the first layer is fetched once more, for a micro-batch that does not come
+        else:  # the first layer is fetched once more, for a micro-batch that does not come
             assert own * micro_batches < uploaded < own * (micro_batches + 1)
     assert sum(d["uploaded"] for d in once["lean"]["devices"]) == expert_bytes(tiny_model)
 
@@ -210,7 +210,7 @@ def test_auto_takes_the_largest_chunk_that_fits_and_says_why(
     assert attached("8GiB", 8192)["chunk"] == 8192
     assert attached("8GiB", 3000)["chunk"] == 2048
     assert attached("8GiB", 300)["chunk"] == 300
-    small = attached("350MiB", 16384)
+    small = attached("420MiB", 16384)
     assert 512 <= small["chunk"] < 16384
     assert [t["fits"] for t in small["tried"]] == [False] * (len(small["tried"]) - 1) + [True]
     assert all(t["why"] for t in small["tried"][:-1])
@@ -241,7 +241,7 @@ def test_staging_memory_that_does_not_fit_is_refused(
     native_build: Any, demo_model: Path, tmp_path: Path
 ) -> None:
     arms = ["lean=512,FN_LEAN_RING=8"]
-    with virtual_gpus(native_build.bin, tmp_path, 1, "--memory", "260MiB") as endpoints:
+    with virtual_gpus(native_build.bin, tmp_path, 1, "--memory", "90MiB") as endpoints:
         done = drive(native_build.bin, demo_model, endpoints, "64", arms, "--ctx", "1024", "--batch", "512")
     assert done.returncode == 3, done.stdout + done.stderr
     (marker,) = markers(done.stderr, "refused")
@@ -290,6 +290,8 @@ def test_the_server_resumes_where_it_would_without_it(
     assert counts[0][0] == 0 and counts[0][1] > 1500
     assert any(cached > 0 for cached, _ in counts[1:])
     assert "fn_lean_" not in metrics
+    # the stock server at such a micro-batch goes back further, so the comparison can fail
+    assert [prompt for _, prompt in talk("-ub", "2048")[0]] != [prompt for _, prompt in counts]
     lean_counts, lean_texts, lean_metrics = talk("-ub", "512", "--lean-prefill", "2048")
     assert lean_counts == counts
     assert len(lean_texts) == len(texts)

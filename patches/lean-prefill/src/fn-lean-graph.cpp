@@ -40,7 +40,7 @@ public:
 
     int32_t add(int32_t layer, bool whole) {
         int32_t & at = next[lean.layers[layer]->device];
-        const int32_t place = at;
+        const int32_t place = lean.layers[layer]->own_place >= 0 ? lean.layers[layer]->own_place : at;
         at = (at + 1) % lean.n_ring;
         uses.push_back({ layer, place, whole });
         return place;

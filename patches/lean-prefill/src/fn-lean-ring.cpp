@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-fn_lean_ring::fn_lean_ring(int32_t n_places, fn_lean_port & port) : places(n_places), port(port) {}
+fn_lean_ring::fn_lean_ring(int32_t n_places, bool stay, fn_lean_port & port) : places(n_places), stay(stay), port(port) {}
 
 void fn_lean_ring::submit(int32_t layer, int32_t place, const uint8_t * experts, bool ahead) {
     places[place].serial = port.submit(layer, place, experts, ahead);
@@ -25,12 +25,16 @@ void fn_lean_ring::fetch_ahead(size_t from, int32_t keep) {
         if (k >= n) {
             want.place = (pass[n - 1].place + 1 + (int32_t) (k - n)) % n_places();
         }
-        if (k >= 2*n || want.place == keep || !want.whole) {
+        if (k >= (stay ? n : 2*n) || !want.whole) {
             return;
         }
-        if (places[want.place].layer != want.layer || !places[want.place].whole) {
-            submit(want.layer, want.place, nullptr, k >= n);
+        if (places[want.place].layer == want.layer && places[want.place].whole) {
+            continue;
         }
+        if (want.place == keep) {
+            return;
+        }
+        submit(want.layer, want.place, nullptr, k >= n);
     }
 }
 

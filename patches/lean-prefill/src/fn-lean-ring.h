@@ -32,10 +32,12 @@ struct fn_lean_port {
 
 class fn_lean_ring {
 public:
-    fn_lean_ring(int32_t n_places, fn_lean_port & port);
+    // stay: there is a place for every layer of the device, and each keeps its own
+    fn_lean_ring(int32_t n_places, bool stay, fn_lean_port & port);
 
-    // the place that a new graph gives to its first layer; the following layers take the next ones, going round
-    int32_t first_place() const { return (last + 1) % n_places(); }
+    // the place that a new graph gives to its first layer; the following layers take the next ones, going round.
+    // With stay it does not move.
+    int32_t first_place() const { return stay ? 0 : (last + 1) % n_places(); }
 
     // a graph with these layers is about to run
     void begin(const std::vector<fn_lean_want> & wants);
@@ -61,6 +63,7 @@ private:
     void submit(int32_t layer, int32_t place, const uint8_t * experts, bool ahead);
 
     std::vector<place_state>  places;
+    const bool                stay;
     std::vector<fn_lean_want> pass;
 
     int32_t busy = -1; // place that the device may be reading

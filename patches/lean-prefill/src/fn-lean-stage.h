@@ -19,6 +19,7 @@ struct fn_lean_layer {
     int32_t             cache_index = -1;  // its number in the expert cache
     int32_t             il     = 0;        // layer of the model
     int32_t             device = -1;
+    int32_t             own_place = -1;    // where every layer of the device has one
     std::vector<ggml_tensor *> dst[3];     // per place of the ring
 };
 

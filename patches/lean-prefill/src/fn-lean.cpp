@@ -140,7 +140,6 @@ int32_t fn_lean::find_layers() {
         if (it == devices.end()) {
             std::unique_ptr<fn_lean_device> device(new fn_lean_device);
             device->stage.reset(new fn_lean_stage(dev, n_ring, switches));
-            device->ring .reset(new fn_lean_ring(n_ring, *device->stage));
             for (auto & backend : ctx.backends) {
                 if (ggml_backend_get_device(backend.get()) == dev) {
                     device->compute = backend.get();
@@ -155,6 +154,13 @@ int32_t fn_lean::find_layers() {
         (*it)->layers.push_back(index[il]);
         (*it)->stage->add(index[il], layer.get());
         layers.push_back(std::move(layer));
+    }
+    for (auto & device : devices) {
+        const bool stay = (int32_t) device->layers.size() <= n_ring;
+        for (size_t i = 0; stay && i < device->layers.size(); ++i) {
+            layers[device->layers[i]]->own_place = (int32_t) i;
+        }
+        device->ring.reset(new fn_lean_ring(n_ring, stay, *device->stage));
     }
     return FN_LEAN_OK;
 }
