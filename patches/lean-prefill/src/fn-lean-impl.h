@@ -114,6 +114,7 @@ private:
     std::vector<size_t>  workspace; // per backend
     std::vector<uint8_t> wanted;    // experts of the layer that is reached
     int64_t              t_released = 0;
+    int64_t              n_tokens_last = 0; // of the micro-batch before
     fn_lean_prompt       prompt;
     std::unique_ptr<FILE, FILE_closer> timeline;
 };

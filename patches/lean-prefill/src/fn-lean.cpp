@@ -331,7 +331,6 @@ int32_t fn_lean::attach(llama_context * ctx, int32_t n_chunk) {
         return result;
     }
     ctx->fn_staging->count_reserves();
-    ctx->fn_staging->n_reserves = 0;
     ctx->fn_phase.n_ubatch_seen = std::min(n_ubatch, FN_LEAN_UBATCH_SEEN);
     fn_lean_print_attached(*ctx->fn_staging);
     return FN_LEAN_OK;
@@ -351,20 +350,25 @@ bool fn_lean::whole(int64_t n_rows) const {
     return std::pow(1.0 - (double) n_used/n_expert, (double) n_rows) < 0.1;
 }
 
-// sizes of the workspaces: a new one means that the reserve was too small for some micro-batch
+// sizes of the workspaces: a larger one means that the reserve was too small for some micro-batch
 void fn_lean::count_reserves() {
-    std::vector<size_t> now;
-    for (ggml_backend_t backend : ctx.backend_ptrs) {
-        now.push_back(ggml_backend_sched_get_buffer_size(ctx.sched.get(), backend));
-    }
-    if (now != workspace) {
-        n_reserves++;
-        workspace = now;
+    const bool first = workspace.empty();
+    workspace.resize(ctx.backend_ptrs.size());
+    for (size_t i = 0; i < ctx.backend_ptrs.size(); ++i) {
+        ggml_backend_t backend = ctx.backend_ptrs[i];
+        const size_t now = ggml_backend_sched_get_buffer_size(ctx.sched.get(), backend);
+        if (!first && now > workspace[i]) {
+            n_reserves++;
+            fn_lean_marker("grown", "{\"backend\":" + fn_cache_json_string(ggml_backend_name(backend)) + ",\"from_bytes\":" +
+                    std::to_string(workspace[i]) + ",\"to_bytes\":" + std::to_string(now) + ",\"tokens\":" + std::to_string(n_tokens_last) + "}");
+        }
+        workspace[i] = now;
     }
 }
 
 void fn_lean::begin_pass(const std::vector<fn_lean_use> & uses, int64_t n) {
     count_reserves();
+    n_tokens_last = n;
 
     if (uses.empty()) {
         n_plain++;
