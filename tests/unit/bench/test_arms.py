@@ -62,7 +62,9 @@ def test_arms_stay_on_loopback_without_a_key(tmp_path: Path) -> None:
     data["server"] |= {"host": "0.0.0.0", "api_key_file": "/etc/keys", "control_port": 8081}
     path = tmp_path / "open.yaml"
     path.write_text(yaml.safe_dump(data))
-    for arm in from_profile(str(path), ["control", "candidate"], tmp_path / "arms").arms:
+    made = from_profile(str(path), ["control", "candidate"], tmp_path / "arms")
+    made.write()
+    for arm in made.arms:
         server = load(str(arm.profile)).profile.server
         assert (server.host, server.api_key_file, server.control_port) == ("127.0.0.1", None, None)
 
