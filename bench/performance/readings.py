@@ -21,7 +21,7 @@ FEW = 4  # up to so many values are all shown
 class Figure:
     """One line: what, ours and the other side with their values, their ratio, and the goal if there is one.
 
-    ``reached`` is None without a goal. ``id`` names the figure for its reason, should it miss.
+    ``reached`` is None without a goal or a verdict. ``id`` names the figure for its reason, should it miss.
     """
 
     id: str
@@ -31,6 +31,7 @@ class Figure:
     ratio: float | None = None
     goal: str = ""
     reached: bool | None = None
+    interval: str = ""
 
 
 def load(path: Path) -> Lines:
@@ -296,6 +297,25 @@ def _lean_bound(
         )
 
 
+def kill_switch(lines: Lines) -> Iterator[Figure]:
+    """Every switch off against a build without features; page-locked experts against mapped ones."""
+
+    def speeds(arm: str, metric: str) -> list[float]:
+        found = [t for line in lines if line["arm"] == arm for t in line["timings"]]
+        return [t[metric] for t in found if t["prompt_n"] == max(t["prompt_n"] for t in found)]
+
+    for ours, other, text, label in (
+        ("off", "vanilla", "every switch off", "build without features"),
+        ("pinned", "mapped", "experts page-locked", "mapped file"),
+    ):
+        for metric, what in (("prompt_per_second", "prompt"), ("predicted_per_second", "decode")):
+            if speeds(ours, metric) and speeds(other, metric):
+                name = f"{what}, micro-batch 2,048, {text}"
+                yield compared(
+                    f"{ours}-{what}", name, speeds(ours, metric), label, speeds(other, metric), "t/s"
+                )
+
+
 READERS: dict[str, Callable[[Lines], Iterator[Figure]]] = {
     "phase": phase,
     "lean": lean,
@@ -303,4 +323,5 @@ READERS: dict[str, Callable[[Lines], Iterator[Figure]]] = {
     "mtp": mtp,
     "tiled": tiled,
     "topk": topk,
+    "kill-switch": kill_switch,
 }

@@ -17,13 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import bench_runs
 import yaml
 from readings import READERS, Figure, load
-
-from flashnext.bench import result as results
-from flashnext.bench import samples as sample_files
-from flashnext.bench.gates import Outcome
-from flashnext.bench.report import judge_samples
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -53,15 +49,21 @@ def _set(about_file: Path) -> Iterator[str]:
         sources.append(
             f"- [{name}]({_link(folder / name)}), {entry['date']}: `{entry['command']}`; {entry['note']}"
         )
-    runs = [_run(path) for path in sorted(folder.glob("*/samples.jsonl"))]
+    for path in sorted(folder.glob("*/samples.jsonl")):
+        samples, found = bench_runs.read(path.parent)
+        figures += found
+        header = samples.header
+        words = " ".join(header.command)
+        sources.append(
+            f"- [{path.parent.name}]({_link(path.parent)}), {header.created[:10]}: `{words}`; "
+            f"{len(samples.processes)} of {len(header.plan['sessions'])} planned processes"
+        )
     yield (
         f"Measured on {about['machine']}; {about['model']}. Values are single runs; where there are more "
         "than four, median and range."
     )
     yield "\n".join(_table(figures))
-    for lines, _ in runs:
-        yield "\n".join(lines)
-    yield "\n".join(_misses(figures, [m for _, missed in runs for m in missed], about.get("reasons") or {}))
+    yield "\n".join(_misses(figures, about.get("reasons") or {}))
     yield "\n".join(["Sources, each one sitting:", "", *sources])
 
 
@@ -93,28 +95,13 @@ def _table(figures: list[Figure]) -> Iterator[str]:
     yield f"| {' | '.join(HEADS)} |"
     yield f"|{'---|' * len(HEADS)}"
     for f in figures:
-        ratio = "" if f.ratio is None else f"{f.ratio:.2f} x"
+        ratio = "" if f.ratio is None else f"{f.ratio:.2f} x{f.interval}"
         goal = f.goal if f.reached is None else f"{f.goal}: {'reached' if f.reached else '**missed**'}"
         yield f"| {f.what} | {f.ours} | {f.against} | {ratio} | {goal} |"
 
 
-def _run(path: Path) -> tuple[list[str], list[tuple[str, str]]]:
-    """A folder of `flashnext bench`: its gates as the run had frozen them, and those that failed."""
-    samples = sample_files.read(path)
-    gates = judge_samples(samples, results.compute(samples))
-    name = path.parent.name
-    words = " ".join(samples.header.command)
-    lines = [f"[`{name}`]({_link(path.parent)}), {samples.header.created[:10]}: `{words}`", ""]
-    lines += ["| gate | outcome | found |", "|---|---|---|"]
-    lines += [
-        f"| {g.id} | {'**failed**' if g.outcome == Outcome.FAILED else g.outcome} | {g.text} |" for g in gates
-    ]
-    return lines, [(f"{name}/{g.id}", g.text) for g in gates if g.outcome == Outcome.FAILED]
-
-
-def _misses(figures: list[Figure], gates: list[tuple[str, str]], reasons: dict[str, str]) -> Iterator[str]:
+def _misses(figures: list[Figure], reasons: dict[str, str]) -> Iterator[str]:
     missed = [(f.id, f"{f.what}: {f.ours}{_beside(f)}, goal {f.goal}") for f in figures if f.reached is False]
-    missed += gates
     if not missed:
         yield "No declared goal of these was missed."
         return

@@ -24,6 +24,8 @@ MICRO_BATCH = "ubatch:"
 SECTION_OF = {"expert-cache": "expert_cache", "mtp-qwen4exp": "mtp", "phase-prefill": "phase_prefill"}
 # Names whose presence or absence changes what a server does.
 WATCHED = ("LLAMA_", "GGML_", "FN_")
+# The supervisor's ready check takes the rehearsal; without a supervisor it would be a prompt of the run.
+REHEARSAL = "LLAMA_PHASE_PREFILL_REHEARSE"
 _SWITCH = re.compile(r"\b(FN_[A-Z_]+)=0\b")
 _AN_EXPERT_TENSOR = "blk.0.ffn_gate_exps.weight"
 
@@ -223,6 +225,8 @@ def _arm(
 ) -> Arm:
     place = command.Place(server="llama-server", model="model", port=1)
     environment = {k: v for k, v in command.env(profile, place).items() if k.startswith(WATCHED)}
+    if direct:
+        environment.pop(REHEARSAL, None)
     phase = profile.phase_prefill
     transacts = phase is not None and phase.mode == "transaction"
     micro_batch = phase.micro_batch if phase is not None and transacts else profile.context.micro_batch

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from flashnext.proc import environment, start, stop
 
 _UNITS = {"": 1, "MIB": 2**20, "GIB": 2**30, "MB": 10**6, "GB": 10**9}
 _CHUNK_BYTES = 2**30
+_ANSWER_S = 120.0
 _SMALL_BYTES = 2 * 2**20  # device memory is given out in pages of this size
 
 
@@ -77,7 +79,9 @@ def vram_limit(limit_bytes: int | None, *, library: str = LIBRARY) -> Iterator[l
     child = start(words, env=environment(also=("PYTHONPATH", "VIRTUAL_ENV")), stdout=subprocess.PIPE)
     try:
         assert child.stdout is not None
-        line = child.stdout.readline()
+        # a driver that hangs must not hang the run: the line comes whole, or the wait is over
+        ready = select.select([child.stdout], [], [], _ANSWER_S)[0]
+        line = child.stdout.readline() if ready else f"no answer within {_ANSWER_S:g} s"
         answer = _parse(line)
         if "held" not in answer:
             rest = child.stdout.read() if child.poll() is not None else ""

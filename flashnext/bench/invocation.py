@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from flashnext.bench.occupied import free_of_services
 from flashnext.bench.plan import Plan, make_plan
 from flashnext.bench.quality import QUESTIONS
 from flashnext.bench.scenarios import load_pace, load_scenarios, settings_names
-from flashnext.errors import GateFailedError, InconclusiveError, UsageError
+from flashnext.errors import FlashnextError, GateFailedError, InconclusiveError, UsageError
 
 ALL = "all"
 DEFAULT_ARMS = ("control", "candidate")
@@ -122,22 +124,21 @@ def execute(
             configured.arms, [*configured.remarks, *stopped], configured.profile_facts
         )
         facts |= _devices_facts(asked, held, has_gpu=bool(facts["gpu"].get("cards")))
-        done = running.run(
-            prepared.folder,
-            prepared.plan,
-            prepared.gates,
-            configured.arms,
-            command=command,
-            facts=facts,
-            options=Options(
-                start_limit_s=asked.start_limit_s,
-                serve=asked.serve_options,
-                max_s=asked.max_minutes * 60 if asked.max_minutes is not None else None,
-                watch_memory=asked.watch_memory,
-                limit_bytes=asked.limit_bytes,
-                on_progress=on_progress,
-            ),
+        options = Options(
+            start_limit_s=asked.start_limit_s,
+            serve=asked.serve_options,
+            max_s=asked.max_minutes * 60 if asked.max_minutes is not None else None,
+            watch_memory=asked.watch_memory,
+            limit_bytes=asked.limit_bytes,
+            on_progress=on_progress,
         )
+        run = partial(running.run, prepared.folder, prepared.plan, prepared.gates, configured.arms)
+        try:
+            done = run(command=command, facts=facts, options=options)
+        except (KeyboardInterrupt, SystemExit):
+            with suppress(FlashnextError):  # of what was finished; the same command goes on from there
+                report.write(prepared.folder)
+            raise
         return report.write(prepared.folder), done
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from flashnext import services
-from flashnext.bench.arms import Arm
+from flashnext.bench.arms import REHEARSAL, Arm
 from flashnext.bench.facts import build_facts, model_facts
 from flashnext.bench.servers import CommandServer, Server, StartedServer, UrlServer, free_port, is_healthy
 from flashnext.markers import parse
@@ -112,7 +112,7 @@ class BuildServer(StartedServer):
         self._bin = Path(next(word for word in words if Path(word).name == _PROGRAM)).parent
         for number, endpoint in enumerate(endpoints):
             words = [w.replace(f"127.0.0.1:VGPU{number}_PORT", endpoint) for w in words]
-        env = {**server["env"], **self.arm.switches}
+        env = {k: v for k, v in server["env"].items() if k != REHEARSAL} | dict(self.arm.switches)
         self._child = start(words, env=env, stdout=self._stream.fileno(), stderr=subprocess.STDOUT)
         self.address, self.pid, self.argv = ("127.0.0.1", port), self._child.pid, tuple(words)
         if not wait_until(self._healthy, timeout_s=limit_s, every_s=0.05):

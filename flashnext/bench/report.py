@@ -103,9 +103,20 @@ def _notes(result: Result, samples: Samples) -> list[str]:
     sittings = len(set(samples.sitting.values()))
     if sittings > 1:
         notes.append(f"{sittings} sittings (boots or machines); arms are paired within one")
+    notes += _machines(samples)
     if len(samples.processes) < result.planned_processes:
         notes.append(f"{len(samples.processes)} of {result.planned_processes} processes have run")
     return notes
+
+
+def _machines(samples: Samples) -> Iterator[str]:
+    """Facts that a later call found otherwise than the first: then it ran on another machine."""
+    first = samples.header.facts
+    for header in samples.headers[1:]:
+        for place, key in (("host", "cpu"), ("host", "cores"), ("gpu", "driver"), ("gpu", "cards")):
+            then, now = (f.get(place, {}).get(key) for f in (first, header.facts))
+            if then != now:
+                yield f"the call of {header.created} had another {place} {key}: {_plain(key, now)}"
 
 
 def _header(result: Result, samples: Samples) -> Iterator[tuple[str, str]]:

@@ -58,13 +58,31 @@ def check_same(before: Samples, plan: Plan, gates: Gates) -> None:
     """A run is resumed only with the plan and gates it began with. Raises SamplesMismatchError."""
     header = before.header
     wanted = plan.model_dump(mode="json")
-    different = [key for key, value in wanted.items() if header.plan.get(key) != value]
+    # the pace is a guess of the time, no part of what is measured
+    different = [k for k, value in wanted.items() if k != "pace" and header.plan.get(k) != value]
     if header.gates != gates.model_dump(mode="json"):
         different.append("gates")
     if different:
         raise SamplesMismatchError(
             "this folder holds a run with another plan", context=[f"different: {', '.join(different)}"]
         )
+
+
+def check_same_arms(before: Samples, facts: Mapping[str, Any]) -> None:
+    """Nor with other arms (builds by their content, kill switches) or another limit on memory."""
+    first = before.header.facts
+    different = [key for key in _FIXED if _fixed(first, key) != _fixed(facts, key)]
+    if different:
+        context = [f"{key}: {_fixed(first, key)} then, {_fixed(facts, key)} now" for key in different]
+        raise SamplesMismatchError("this folder holds a run of other arms", context=context)
+
+
+_FIXED = ("arms", "vram_limit")
+
+
+def _fixed(facts: Mapping[str, Any], key: str) -> Any:
+    found = facts.get(key) or {}
+    return found.get("left_free_bytes") if key == "vram_limit" else found
 
 
 def run(
@@ -81,6 +99,7 @@ def run(
     before = existing(folder)
     if before is not None:
         check_same(before, plan, gates)
+        check_same_arms(before, facts)
     options = replace(options, sitting=sitting())
     driver = Driver(plan, {a.name: a for a in arms}, folder, before, options)
     if before is not None and not driver.left:

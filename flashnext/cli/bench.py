@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -133,10 +134,12 @@ def _run(asked: Asked, *, show_plan: bool, as_json: bool) -> None:
         return
     for remark in [*prepared.configured.remarks, *(f"left out: {t}" for t in prepared.plan.left_out)]:
         say(f"note: {remark}")
+    ended = Ended()
     with progress() as bar:
         task = bar.add_task(asked.what, total=len(prepared.plan.sessions))
 
         def report_progress(now: Progress) -> None:
+            ended.check()
             text = (
                 f"{now.session.arm}, block {now.session.block + 1}: {now.text}, {_minutes(now.left_s)} left"
             )
@@ -155,6 +158,26 @@ def _run(asked: Asked, *, show_plan: bool, as_json: bool) -> None:
         _show_report(reported, as_json=True, error=error)
         raise typer.Exit(error.exit_code) from None
     _show_report(reported, as_json=True)
+
+
+class Ended:
+    """TERM and Ctrl-C unwind, so that the server ends and the report is written.
+
+    What a handler raises while the interpreter forks is lost: ``check`` raises it again at the next step.
+    """
+
+    def __init__(self) -> None:
+        self._code: int | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, _frame: object) -> None:
+        self._code = 128 + number
+        self.check()
+
+    def check(self) -> None:
+        if self._code is not None:
+            raise SystemExit(self._code)
 
 
 def _show_plan(prepared: Prepared, *, as_json: bool) -> None:

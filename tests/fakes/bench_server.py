@@ -84,8 +84,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/tokenize":
             self.answer({"tokens": tokenize(body["content"])})
             return
-        if not body.get("stream"):  # a supervisor's question whether all is well
-            self.answer({"content": SANE, "tokens": [], "timings": timings(4, 24)})
+        if not body.get("stream"):  # a supervisor's question whether all is well, of one prompt or several
+            if os.environ.pop("LLAMA_PHASE_PREFILL_REHEARSE", "") == "1":
+                say("fn:phase:begin {}")
+                say("fn:phase:end {}")
+            sane = {"content": SANE, "tokens": [], "timings": timings(4, 24)}
+            self.answer([sane for _ in body["prompt"]] if isinstance(body["prompt"], list) else sane)
             return
         Handler.completions += 1
         if Handler.completions == CONFIG.get("die_at"):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 FAKE = Path(__file__).parents[2] / "fakes" / "bench_server.py"
@@ -84,11 +87,36 @@ def test_a_time_limit_is_inconclusive_and_the_same_command_goes_on(bench: Shell)
     assert second.returncode == 0, second.stderr
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_run_that_is_ended_reports_what_was_finished(bench: Shell, number: int, code: int) -> None:
+    words = ["decode", bench.arm("control"), bench.arm("candidate"), "--out=out", "--processes=8"]
+    gates = bench.gates({"kind": "checks", "id": "processes"})
+    argv = [sys.executable, "-m", "flashnext", "bench", *words, gates]
+    child = subprocess.Popen(argv, env=bench.env, cwd=bench.root, stderr=subprocess.PIPE, text=True)
+    samples = bench.root / "out" / "samples.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (samples.exists() and samples.read_text().count('"end"') >= 2):
+        time.sleep(0.02)
+    child.send_signal(number)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == code, said
+    result = json.loads((bench.root / "out" / "result.json").read_text())
+    assert 2 <= sum(c["processes"] for c in result["checks"]) < 16
+    pids = [int(line.split()[1]) for line in (bench.root / "launches").read_text().splitlines()]
+    assert not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+
+
+def test_another_server_in_the_same_folder_is_refused(bench: Shell) -> None:
+    words = ["decode", "--out=out", "--processes=2", bench.gates({"kind": "checks", "id": "processes"})]
+    bench(*words, bench.arm("control"), "--max-minutes=0")
+    other = bench.arm("control") + " --another"
+    again = bench(*words, other)
+    assert again.returncode == 2 and "a run of other arms" in again.stderr and "--another" in again.stderr
+
+
 def test_a_live_service_is_in_the_way(bench: Shell) -> None:
     record = bench.root / "state/flashnext/serve/8080/state.json"
     record.parent.mkdir(parents=True)
-    import psutil
-
     me = {"name": "flashnext", "pid": os.getpid(), "started": psutil.Process().create_time()}
     record.write_text(
         json.dumps(

@@ -51,6 +51,7 @@ def test_what_an_arm_must_look_like_from_outside(tmp_path: Path) -> None:
     made = from_profile("2x3090", ["control", "candidate"], tmp_path)
     control, candidate = made.arms
     assert candidate.environment["LLAMA_PHASE_PREFILL_UBATCH"] == "2048"
+    assert candidate.environment["LLAMA_PHASE_PREFILL_REHEARSE"] == "1", "of the supervisor's ready check"
     assert not any(name.startswith("LLAMA_PHASE") for name in control.environment)
     assert (control.min_tokens, candidate.min_tokens) == (None, 2048)
     assert (control.facts["prefill_micro_batch"], candidate.facts["prefill_micro_batch"]) == (512, 2048)
@@ -98,6 +99,8 @@ def test_features_that_no_profile_turns_off_are_turned_off_by_their_switch(tmp_p
     assert {"FN_TOPK", "FN_TILED_QSA"} <= set(off["vanilla"])
     assert all(a.direct for a in made.arms), "the supervisor passes no such variable on"
     assert made.arms[2].environment["FN_TOPK"] == "0"
+    alone = from_profile("2x3090", ["candidate", "without:topk"], tmp_path).arms[0]
+    assert "LLAMA_PHASE_PREFILL_REHEARSE" not in alone.environment, "nobody would take the rehearsal"
     named = from_profile(
         "demo", ["vanilla", "without:topk"], tmp_path, named={"vanilla": "vanilla", "without:topk": "abc"}
     )

@@ -123,19 +123,31 @@ def test_lean_prefill_is_held_against_link_and_kernels() -> None:
     assert "upload 400 ms, kernels 300 ms" in found["lean-bound-0"].against
 
 
-def test_a_run_of_the_bench_appears_by_its_gates(tmp_path: Path) -> None:
-    root = results(tmp_path, [])
-    gates = Gates.model_validate(
-        {"gates": [{"kind": "checks", "id": "processes"}, {**DECODE, "at_least": 0.97}]}
-    )
+def bench_run(root: Path, gates: list[dict[str, Any]], effect: float, rows: int | None = None) -> Path:
+    """A folder of `flashnext bench` with that effect on decode, cut after so many rows."""
     plan = made.plan(made.scenario("decode"))
     with Writer(root / "box/main/samples.jsonl") as writer:
-        for row in made.rows(plan, gates, effect=0.9):
+        for row in made.rows(plan, Gates.model_validate({"gates": gates}), effect=effect)[:rows]:
             writer.add(row)
-    text = readme.section(root)
-    assert "`flashnext bench all`" in text and "| processes | passed |" in text
-    assert "| decode [1024] | **failed** |" in text
-    assert text[text.index("Missed:") :].count("decode_tps candidate/control 0.9") == 1
+    return root
+
+
+def test_a_run_of_the_bench_appears_by_its_cells_and_gates(tmp_path: Path) -> None:
+    gates = [{"kind": "checks", "id": "processes"}, {**DECODE, "at_least": 0.97}]
+    text = readme.section(bench_run(results(tmp_path, []), gates, effect=0.9))
+    assert "`flashnext bench all`; 12 of 12 planned processes" in text
+    line = next(row for row in text.splitlines() if row.startswith("| decode behind 1,024 tokens"))
+    assert "candidate (main) | 90 t/s (" in line and "n 6) | control: 100 t/s (" in line
+    assert "| 0.90 x (0.90 to 0.91) |" in line and line.endswith("| 0.97 x or more: **missed** |")
+    assert text[text.index("Missed:") :].count("decode behind 1,024 tokens") == 1
+
+
+def test_too_little_data_is_no_verdict_and_no_miss(tmp_path: Path) -> None:
+    gates = [{**DECODE, "at_least": 0.97}]
+    text = readme.section(bench_run(results(tmp_path, []), gates, effect=0.5, rows=7))
+    assert "2 of 12 planned processes" in text
+    assert "| 0.50 x | 0.97 x or more: no verdict (n 1 of 4) |" in text
+    assert "No declared goal of these was missed." in text
 
 
 def test_every_file_of_results_is_read_or_named_as_left_out(tmp_path: Path) -> None:

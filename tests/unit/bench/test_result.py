@@ -170,7 +170,8 @@ def test_the_verdict_of_gates_overall() -> None:
 
 
 @pytest.mark.parametrize(
-    "profile", ["2x3090", "demo", "bench-1gpu", "bench-1gpu-short", "bench-1gpu-vanilla", "anything"]
+    "profile",
+    ["2x3090", "demo", "bench-1gpu", "bench-1gpu-short", "bench-1gpu-8k", "bench-1gpu-vanilla", "anything"],
 )
 def test_the_shipped_gates_are_valid_and_check_processes(profile: str) -> None:
     assert load_gates(profile).gates[0].kind == "checks"
@@ -209,6 +210,19 @@ def test_a_report_is_rendered_again_from_the_samples_alone(tmp_path: Path) -> No
     assert "| git.commit | abc |" in texts["report.md"]
     assert texts["report.html"].count("<svg") == 3
     assert json.loads(texts["result.json"])["outcome"] == "passed"
+
+
+def test_another_machine_is_named(tmp_path: Path) -> None:
+    plan = decode_plan()
+    host = {"cpu": "one", "cores": 8}
+    rows = made.rows(plan, host=host, gpu={"driver": "580"})
+    rows.append(made.header(plan, host={**host, "cpu": "another"}, gpu={"driver": "580"}))
+    with Writer(tmp_path / "samples.jsonl") as writer:
+        for row in rows:
+            writer.add(row)
+    report.write(tmp_path)
+    notes = [line for line in (tmp_path / "report.md").read_text().splitlines() if "had another" in line]
+    assert len(notes) == 1 and notes[0].endswith("had another host cpu: another")
 
 
 def test_html_escapes_what_a_server_said(tmp_path: Path) -> None:

@@ -1,0 +1,154 @@
+"""A folder of `flashnext bench` as lines of the performance section: cells, and the gates it had frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from readings import Figure, values
+
+from flashnext.bench import result as results
+from flashnext.bench import samples as sample_files
+from flashnext.bench.gates import (
+    ChecksGate,
+    GateResult,
+    Gates,
+    LogitsGate,
+    Outcome,
+    RatioGate,
+    TransitionGate,
+)
+from flashnext.bench.matching import LogitResult
+from flashnext.bench.report import judge_samples
+from flashnext.bench.result import POOLED, CellResult, RatioResult, Result
+from flashnext.bench.samples import Samples
+
+METRICS = {"prefill_tps": "t/s", "decode_tps": "t/s"}
+
+
+def read(folder: Path) -> tuple[Samples, list[Figure]]:
+    """The samples and what they say; ids begin with the folder's name."""
+    samples = sample_files.read(sample_files.file_in(folder))
+    result = results.compute(samples)
+    gates = Gates.model_validate(samples.header.gates)
+    judged = {g.id: g for g in judge_samples(samples, result)}
+    return samples, list(_figures(folder.name, result, gates, judged))
+
+
+def _figures(name: str, result: Result, gates: Gates, judged: dict[str, GateResult]) -> Iterator[Figure]:
+    goals = {
+        (gate.scenario, gate.metric, cell): (gate, found)
+        for gate in gates.gates
+        if isinstance(gate, RatioGate) and (gate.candidate, gate.control) == ("candidate", "control")
+        for cell, found in _cells(gate, judged)
+    }
+    for row in result.ratios:
+        if not _shown(row):
+            continue
+        goal, reached = "", None
+        key = (row.scenario, row.metric, row.cell)
+        if row.control == "control" and row.candidate == "candidate" and key in goals:
+            gate, found = goals[key]
+            limit = f"{gate.at_least:g} x or more"
+            goal, reached = _judged(limit, found, f"n {row.n} of {gate.min_processes}")
+        yield Figure(
+            f"{name}/{row.scenario}-{row.metric}-{row.cell}",
+            f"{_what(row.metric, row.cell)}, {row.candidate} ({name})",
+            _speeds(result, row.scenario, row.metric, row.cell, row.candidate),
+            f"{row.control}: {_speeds(result, row.scenario, row.metric, row.cell, row.control)}",
+            row.ratio,
+            goal,
+            reached,
+            "" if row.low is None else f" ({row.low:.2f} to {row.high:.2f})",
+        )
+    yield from _others(name, result, gates, judged)
+    yield from _bounds(name, result)
+
+
+def _shown(row: RatioResult) -> bool:
+    """Prompts by depth, and decode: behind them, and behind short ones all seeds and each."""
+    against = (row.candidate, row.control) == ("candidate", "control") or row.control == "vanilla"
+    if not against or row.candidate == "resident":
+        return False
+    if row.scenario == "decode":
+        return row.metric == "decode_tps"
+    return row.scenario == "prefill" and row.metric in METRICS and row.cell != POOLED
+
+
+def _cells(gate: RatioGate, judged: dict[str, GateResult]) -> Iterator[tuple[str, GateResult]]:
+    for id_, found in judged.items():
+        if id_.startswith(f"{gate.id} ["):
+            yield id_[len(gate.id) + 2 : -1], found
+
+
+def _judged(limit: str, found: GateResult, count: str) -> tuple[str, bool | None]:
+    """A gate's limit and outcome; with too little data how much there is, instead of a verdict."""
+    if found.outcome == Outcome.TOO_LITTLE:
+        return f"{limit}: no verdict ({count})", None
+    return limit, found.outcome == Outcome.PASSED
+
+
+def _what(metric: str, cell: str) -> str:
+    """``2048/s1``, ``8192`` or the pool in words."""
+    if cell == POOLED:
+        return "decode, all seeds and depths"
+    depth, _, seed = cell.partition("/s")
+    if metric == "prefill_tps":
+        return f"prompt of {int(depth):,} tokens"
+    return f"decode behind {int(depth):,} tokens{f', seed {seed}' if seed else ''}"
+
+
+def _speeds(result: Result, scenario: str, metric: str, cell: str, arm: str) -> str:
+    """One value a process; of a pool the medians of its cells."""
+    rows: list[CellResult] = [
+        c for c in result.cells if (c.scenario, c.metric, c.arm) == (scenario, metric, arm)
+    ]
+    if cell == POOLED:
+        return values([c.median for c in rows], METRICS[metric])
+    return values(next(c.values for c in rows if c.cell == cell), METRICS[metric])
+
+
+def _others(name: str, result: Result, gates: Gates, judged: dict[str, GateResult]) -> Iterator[Figure]:
+    for gate in gates.gates:
+        found = judged.get(gate.id)
+        if found is None:
+            continue
+        if isinstance(gate, TransitionGate):
+            for row in result.transitions:
+                parts = ", ".join(f"{part} {ms:.0f}" for part, ms in row.parts_ms.items() if ms >= 1)
+                ours = f"{row.median_ms:.0f} ms (median of {row.transitions})"
+                count = f"n {row.processes} of {gate.min_processes}"
+                goal, reached = _judged(f"{gate.at_most_ms:g} ms or less", found, count)
+                what = f"one transition ({name})"
+                yield Figure(f"{name}/{gate.id}", what, ours, f"of it: {parts} ms", None, goal, reached)
+        elif isinstance(gate, LogitsGate):
+            for logits in result.logits:
+                if (logits.candidate, logits.control) == (gate.candidate, gate.control):
+                    yield _logits(name, gate, logits, found)
+        elif isinstance(gate, ChecksGate) and found.outcome == Outcome.FAILED:
+            yield Figure(
+                f"{name}/{gate.id}", f"processes in order ({name})", found.text, "", None, "all", False
+            )
+
+
+def _logits(name: str, gate: LogitsGate, row: LogitResult, found: GateResult) -> Figure:
+    ours = f"differ by {row.max_abs:.3f} at most, {row.mean_abs:.3f} in the mean"
+    same = f"likeliest token the same in {row.argmax_equal} of {row.items} prompts"
+    limits = [(gate.max_at_most, "at most"), (gate.mean_at_most, "in the mean")]
+    limit = ", ".join(f"{value:g} {word}" for value, word in limits if value is not None)
+    goal, reached = _judged(limit, found, f"{row.items} of {gate.min_items} prompts")
+    what = f"log probabilities of a first token, {row.candidate} and {row.control} ({name})"
+    return Figure(f"{name}/{gate.id}", what, ours, same, None, goal, reached)
+
+
+def _bounds(name: str, result: Result) -> Iterator[Figure]:
+    for row in result.bounds:
+        if row.arm == "candidate":
+            kernels = "" if row.kernels_tps is None else f", kernels alone {row.kernels_tps:,.0f}"
+            yield Figure(
+                f"{name}/bound-{row.depth}",
+                f"prompt of {row.depth:,} tokens, time over its bound ({name})",
+                f"{row.measured_tps:,.0f} t/s",
+                f"upload alone {row.upload_tps:,.0f}{kernels} t/s",
+                row.times_bound,
+            )
