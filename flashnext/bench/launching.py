@@ -20,12 +20,21 @@ from flashnext.bench.arms import REHEARSAL, Arm
 from flashnext.bench.facts import build_facts, model_facts
 from flashnext.bench.servers import CommandServer, Server, StartedServer, UrlServer, free_port, is_healthy
 from flashnext.markers import parse
-from flashnext.proc import environment, run, start, stop, wait_until
+from flashnext.proc import Done, environment, run, start, stop, wait_until
 
 _URL = re.compile(r"^(http://\S+?)(/v1)?$")
 # `flashnext serve` has to find the same builds, models and state as the bench.
 _XDG = ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "PYTHONPATH", "VIRTUAL_ENV")
 _PROGRAM = "llama-server"
+
+
+def _reason(done: Done) -> str:
+    """What a failed `--json` command says: its error is on stdout."""
+    try:
+        error = json.loads(done.out)
+        return "; ".join([str(error["message"]), *map(str, error["context"][:3])])
+    except (ValueError, KeyError, TypeError):
+        return f"ended with code {done.code}: {(done.err or done.out).strip()[-400:]}"
 
 
 def _serve(arm: Arm, port: int) -> list[str]:
@@ -124,9 +133,7 @@ class BuildServer(StartedServer):
         words += ["--build", self.arm.build] if self.arm.build is not None else []
         done = run(words, env=environment(also=_XDG), timeout_s=60.0)
         if not done.ok:
-            raise self.failed(
-                f"flashnext serve --print-command ended with code {done.code}: {done.err[-400:]}"
-            )
+            raise self.failed(f"flashnext serve --print-command: {_reason(done)}")
         return list(json.loads(done.out))
 
     def _device(self, entry: dict[str, Any]) -> str:

@@ -38,6 +38,17 @@ def choose(loaded: Loaded, series: str) -> builds.Build:
     )
 
 
+def vgpu(loaded: Loaded, series: str) -> Path:
+    """A virtual GPU for a build that has none: of this package's series, else of any installed build."""
+    try:
+        return choose(loaded, series).bin / VGPU
+    except NoBuildError:
+        for build in builds.list_builds():
+            if (build.bin / VGPU).is_file():
+                return build.bin / VGPU
+        raise
+
+
 def problems(
     loaded: Loaded, build: builds.Build, series: str, env: dict[str, str]
 ) -> Iterator[FlashnextError]:

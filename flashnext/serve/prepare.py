@@ -74,7 +74,7 @@ def sketch(loaded: Loaded, options: Options) -> Plan:
     files = weights.locate(loaded, model=options.model, head=options.head)
     plan = draw(loaded, build, files, port)
     if plan.vgpu is not None and not Path(plan.vgpu).exists():  # a build without features has none to lend
-        return replace(plan, vgpu=str(binary.choose(loaded, options.series).bin / binary.VGPU))
+        return replace(plan, vgpu=str(binary.vgpu(loaded, options.series)))
     return plan
 
 
