@@ -63,6 +63,7 @@ def _set(about_file: Path) -> Iterator[str]:
         "than four, median and range."
     )
     yield "\n".join(_table(figures))
+    yield from _plots(folder)
     yield "\n".join(_misses(figures, about.get("reasons") or {}))
     yield "\n".join(["Sources, each one sitting:", "", *sources])
 
@@ -89,6 +90,15 @@ def undescribed(folder: Path = RESULTS) -> list[str]:
 
 def _link(path: Path) -> str:
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+
+
+def _plots(folder: Path) -> Iterator[str]:
+    """Of every run of the bench: prompts over depth, and the devices' memory over a prompt."""
+    for samples in sorted(folder.glob("*/samples.jsonl")):
+        for title in ("Reading speed over depth", "Memory of the devices over a prompt"):
+            plot = samples.parent / "plots" / f"{title.lower().replace(' ', '-')}.svg"
+            if plot.exists():
+                yield f"![{title} ({samples.parent.name})]({_link(plot)})"
 
 
 def _table(figures: list[Figure]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from flashnext.bench.bound import RESIDENT, bound_of, micro_batch_of
 from flashnext.bench.extra import needed_for
 from flashnext.bench.metrics import METRICS
 from flashnext.bench.result import Result, prefill_cells
-from flashnext.bench.samples import Samples
+from flashnext.bench.samples import Request, Samples
 
 # Okabe and Ito's colours: told apart without colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -171,26 +171,29 @@ def transition_timeline(result: Result, samples: Samples) -> str | None:
 
 
 def memory_timeline(result: Result, samples: Samples) -> str | None:
-    """Bytes in use on each device over the deepest prompt that was watched, one line per arm and device."""
+    """Bytes in use on each device over the deepest prompt that was watched, one line per arm and device.
+
+    Memory that the bench itself held under a limit is left out.
+    """
     arm_of = {p.process: p.arm for p in samples.processes}
-    best: dict[str, Any] = {}
+    best: dict[str, Request] = {}
     for request in samples.requests:
         arm = arm_of[request.process]
         if request.memory and (arm not in best or request.depth > best[arm].depth):
             best[arm] = request
     if not best:
         return None
-    most = max(max(used) for request in best.values() for _, used in request.memory)
+    lines = {arm: _in_use(samples, request) for arm, request in best.items()}
+    most = max(max(line) for devices in lines.values() for line in devices)
     unit = 2**30 if most >= 2**30 else 2**20
 
     def paint(axes: Any) -> None:
         for arm, request in best.items():
-            for device in range(len(request.memory[0][1])):
+            for device, line in enumerate(lines[arm]):
                 x = [ms / 1000 for ms, _ in request.memory]
-                y = [used[device] / unit for _, used in request.memory]
                 style = ("-", "--", ":", "-.")[device % 4]
                 label = f"{arm}, device {device} ({request.depth:,} tokens)"
-                axes.plot(x, y, style, color=_colour(result, arm), label=label)
+                axes.plot(x, [used / unit for used in line], style, color=_colour(result, arm), label=label)
             if request.ttft_ms:
                 axes.axvline(request.ttft_ms / 1000, color=_colour(result, arm), lw=0.8, alpha=0.5)
         axes.set_xlabel("seconds since the request (thin line: first token)")
@@ -199,6 +202,14 @@ def memory_timeline(result: Result, samples: Samples) -> str | None:
         _legend(axes)
 
     return draw(paint)
+
+
+def _in_use(samples: Samples, request: Request) -> list[list[int]]:
+    """By device: bytes in use at each sample of a request, less what was held on that device."""
+    process = next(p for p in samples.processes if p.process == request.process)
+    held = {int(h["device"]): int(h["held_bytes"]) for h in process.facts.get("held") or []}
+    count = len(request.memory[0][1])
+    return [[used[d] - held.get(d, 0) for _, used in request.memory] for d in range(count)]
 
 
 def all_plots(result: Result, samples: Samples) -> dict[str, str]:

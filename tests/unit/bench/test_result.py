@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import synthetic as made
 
-from flashnext.bench import report, result
+from flashnext.bench import plots, report, result
 from flashnext.bench.gates import Gates, Outcome, load_gates, overall
 from flashnext.bench.plan import items
 from flashnext.bench.result import POOLED, Result
-from flashnext.bench.samples import Samples, Writer
+from flashnext.bench.samples import Process, Request, Row, Samples, Writer
 from flashnext.bench.stats import Verdict
 from flashnext.bench.verdicts import judge
 
@@ -210,6 +210,20 @@ def test_a_report_is_rendered_again_from_the_samples_alone(tmp_path: Path) -> No
     assert "| git.commit | abc |" in texts["report.md"]
     assert texts["report.html"].count("<svg") == 3
     assert json.loads(texts["result.json"])["outcome"] == "passed"
+
+
+def test_memory_that_was_held_is_not_the_servers(tmp_path: Path) -> None:
+    plan = made.plan(made.scenario("prefill"))
+    rows: list[Row] = []
+    for row in made.rows(plan):
+        if isinstance(row, Process):
+            row = row.model_copy(update={"facts": {"held": [{"device": 0, "held_bytes": 100 * 2**30}]}})
+        if isinstance(row, Request):
+            row = row.model_copy(update={"memory": [(0.0, [110 * 2**30, 7 * 2**30])]})
+        rows.append(row)
+    samples = Samples(rows)
+    assert plots._in_use(samples, samples.requests[0]) == [[10 * 2**30], [7 * 2**30]]
+    assert "Memory of the devices over a prompt" in plots.all_plots(result.compute(samples), samples)
 
 
 def test_another_machine_is_named(tmp_path: Path) -> None:
