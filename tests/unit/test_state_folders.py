@@ -43,7 +43,7 @@ def test_folders_of_a_service(plain_file: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_folder_of_a_bench(plain_file: Path) -> None:
     with pytest.raises(StateNotWritableError) as caught:
-        from_profile("demo", ["candidate"], plain_file / "arms")
+        from_profile("demo", ["candidate"], plain_file / "arms").write()
     assert "--out" in caught.value.advice
     with pytest.raises(StateNotWritableError), folder_lock(plain_file):
         pass
