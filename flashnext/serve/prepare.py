@@ -46,13 +46,13 @@ def prepare(loaded: Loaded, options: Options, report: weights.Progress) -> Plan:
     build = _build(loaded, options, config_home, refusals)
     if loaded.profile.model.synthetic is None or options.model is not None:
         refusals += weights.problems(loaded, files, hashes=options.hashes)
-        refusals += room(loaded, files)[0]
+        refusals += room(loaded, files, build)[0]
     _refuse(refusals)
     assert build is not None
     weights.make_if_absent(loaded, files, report)
     plan = draw(loaded, build, files, port)
     env = command.env(loaded.profile, plan.place)
-    unfit, tight = room(loaded, files)
+    unfit, tight = room(loaded, files, build)
     _refuse(
         [
             *unfit,
