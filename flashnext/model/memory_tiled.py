@@ -10,7 +10,7 @@ of context and t tokens of micro-batch:
 - Queries, gate, keys and values lie where experts hand back; what is left of that hole takes the pooled keys,
   then a row or the block scores, if they fit as a whole.
 
-Measured by the allocator's dry run for the demo's shape and the real one (12, 24 and 48 layers) on two virtual
+Measured by the allocator's dry run for the demo's shape and the real one (12, 24, 48 layers) on two virtual
 GPUs, tiles of 128, context 8,192 to 261,888, micro-batch 512 and 2,048: 0.5% below to 2.3% above. The tiny
 shape and micro-batches below 512 are up to 20% above and 11% below. Not compared on CUDA devices.
 """

@@ -33,7 +33,7 @@ _SMALL_HOST = 45
 
 @dataclass(frozen=True)
 class Batch:
-    """``cells`` of context (padded to 256), ``tokens`` of micro-batch; ``tile`` tokens a tile, 0: stock graph."""
+    """``cells`` of context (padded to 256), ``tokens`` of micro-batch, in tiles of ``tile`` (0: stock)."""
 
     cells: int
     tokens: int

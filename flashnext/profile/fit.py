@@ -86,7 +86,7 @@ def check_fits(
 def judge(
     loaded: Loaded, model: Path, head: Path | None = None, *, features: Collection[str] | None = None
 ) -> Verdict:
-    """Draw the plan and hold it against this machine. ``features``: of the build; None: this package's own."""
+    """Draw the plan and hold it against this machine. ``features``: the build's; None: this package's own."""
     sources = read(model, head)
     limits = probe_limits()
     chosen = settings(loaded.profile, shipped_features() if features is None else features)

@@ -113,14 +113,14 @@ def test_tiles_take_less_than_the_stock_graph(loaded: Loaded, real: tuple[Path, 
     for old, new in zip(stock.devices, tiled.devices, strict=True):
         assert new.workspace < 0.7 * old.workspace and new.workspace_prefill < 0.4 * old.workspace_prefill
         assert (new.weights, new.kv, new.slots, new.head) == (old.weights, old.kv, old.slots, old.head)
-    assert tiled.host.workspace < 0.4 * stock.host.workspace
+    assert tiled.host.workspace < 0.6 * stock.host.workspace
     several = loaded.profile.context.model_copy(update={"sequences": 2})
     assert fit.settings(loaded.profile, [fit.TILED]).tile == 128
     assert fit.settings(loaded.profile.model_copy(update={"context": several}), [fit.TILED]).tile == 0
 
 
-# context, micro-batch, then MiB of the first device, the one behind it, and the host: the server's own lines for
-# a random-weight model of all 48 layers on two virtual GPUs (`fn-tiled-qsa-run --reserve --flash`)
+# context, micro-batch, then MiB of the first device, the one behind it, and the host: the library's own lines
+# for a random-weight model of all 48 layers on two virtual GPUs (`fn-tiled-qsa-run --reserve --flash`)
 REAL_SHAPE = [
     (8192, 512, 145.18, 115.8, 103.69),
     (8192, 2048, 580.31, 462.81, 414.37),
