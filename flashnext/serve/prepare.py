@@ -66,7 +66,7 @@ def prepare(loaded: Loaded, options: Options, report: weights.Progress) -> Plan:
 def sketch(loaded: Loaded, options: Options) -> Plan:
     """The plan of `--print-command`: it needs a build, and checks neither host nor files."""
     build = binary.choose(loaded, options.series)
-    port = options.port or loaded.profile.server.port
+    port = choose_port(loaded, options)
     files = weights.locate(loaded, model=options.model, head=options.head)
     return draw(loaded, build, files, port)
 

@@ -86,7 +86,7 @@ class Supervisor:
         self._vgpus: dict[Child, str | None] = {}
         self._controls: dict[Child, tuple[str, int]] = {}
         self._prober: prober.Prober | None = None
-        self._was_ready = False
+        self._was_ready = self._served = False
         self._ending = False
         self._insane_restart = False
         self._restarts = 0
@@ -249,6 +249,7 @@ class Supervisor:
     def _start(self, reason: str) -> None:
         self._begin = self._progress_at = time.monotonic()
         self._dying = None
+        self._served = False
         self._refused = ""
         self._phase = transaction.Transaction()
         self._checked = None
@@ -312,7 +313,8 @@ class Supervisor:
         if self._prober is not None:
             self._prober.stop()
             self._prober = None
-        limit = float(self.life.stop_limit_s)
+        # before ready there is no answer to be finished: only our own check waits for one
+        limit = float(self.life.stop_limit_s) if self._served else min(1.0, self.life.stop_limit_s)
         server, self._server = self._server, None
         vgpus, self._vgpus = list(self._vgpus), {}
         self._controls = {}
@@ -398,7 +400,7 @@ class Supervisor:
         elif self.state is State.WARMING:
             self._checked = None
             seconds = time.monotonic() - self._begin
-            self._was_ready = True
+            self._was_ready = self._served = True
             self._record.gauge("start_to_ready_s", round(seconds, 2))
             self._to(State.READY, f"answers sanely, {seconds:.1f} s after the start")
         elif self.state is State.DEGRADED:

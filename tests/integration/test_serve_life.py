@@ -65,6 +65,19 @@ def test_stopped_at_any_moment_leaves_nothing(home: FakeHome, moment: str, numbe
     home.nothing_left()
 
 
+@pytest.mark.parametrize("moment", ["starting", "warming"])
+def test_ctrl_c_before_ready_is_quick_even_with_a_stubborn_server(home: FakeHome, moment: str) -> None:
+    wait = {"load_s": 60} if moment == "starting" else {"at_request": 1, "hang": True}
+    home.behave({**wait, "ignore_term": True})
+    running = home.serve(profile=home.profile(life={"stop_limit_s": 60, "check_limit_s": 60}))
+    running.until_state(moment)
+    begin = time.monotonic()
+    running.signal(signal.SIGINT)
+    assert running.end() == 130
+    assert time.monotonic() - begin < 3.0, "a second for the server, and a busy machine"
+    home.nothing_left()
+
+
 @pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0])
 def test_ctrl_c_before_anything_is_up(home: FakeHome, delay_s: float) -> None:
     home.behave({"load_s": 60})
@@ -730,6 +743,51 @@ def test_print_command_launches_nothing(home: FakeHome) -> None:
     text = home.run("serve", "--profile", "demo", "--print-command").stdout
     assert "env -i " in text and "'blk" in text, "shell-quoted"
     assert home.launches("server") == [] and not (home.root / "data/flashnext/models").exists()
+
+
+def test_print_command_with_a_free_port(home: FakeHome) -> None:
+    done = home.run("serve", "--profile", "demo", "--port", "0", "--print-command", "--json")
+    argv = json.loads(done.stdout)[2]["argv"]
+    assert int(argv[argv.index("--port") + 1]) not in (0, 8080)
+
+
+def test_records_of_ended_services_are_few(home: FakeHome) -> None:
+    running = home.serve()
+    state = running.until_state("ready")
+    live = running.port
+    serve, logs = home.root / "state/flashnext/serve", home.root / "state/flashnext/logs"
+    gone = {"pid": 2**22 - 1, "started": 1.0, "name": "flashnext"}
+    for port in range(1, 30):
+        (serve / str(port)).mkdir()
+        old = {
+            **state,
+            "port": port,
+            "supervisor": gone,
+            "children": [],
+            "started": f"2020-01-{port:02}T00:00:00Z",
+        }
+        (serve / str(port) / "state.json").write_text(json.dumps(old))
+        (logs / f"serve-{port}.log").touch()
+        (logs / f"serve-{port}.log.1").touch()
+    second = home.serve()
+    second.until_state("ready")
+    kept = {int(entry.name) for entry in serve.iterdir()}
+    assert kept == {*range(10, 30), live, second.port}, "the last 20, and what lives"
+    assert {int(f.name.split("-")[1].split(".")[0]) for f in logs.iterdir()} == kept
+
+
+def test_single_requests_are_told_unless_quiet(home: FakeHome) -> None:
+    line = "1.0 I slot print_timing: id  0 | task 1 | prompt eval time =  10.00 ms /  7 tokens"
+    home.behave({"lines": [[1.5, line]]})
+    loud, quiet = home.serve(), home.serve("--quiet")
+    for running in (loud, quiet):
+        running.until_state("ready")
+        log = home.root / "state/flashnext/logs" / f"serve-{running.port}.log"
+        until(lambda log=log: "prompt eval time" in log.read_text(), "the line in the log")
+        running.signal(signal.SIGTERM)
+        running.end()
+    assert "  prompt eval time = 10.00 ms / 7 tokens" in loud.err
+    assert "eval time" not in quiet.err and "ready: " in quiet.err
 
 
 def test_errors_as_json(home: FakeHome) -> None:
