@@ -17,6 +17,7 @@ from types import FrameType
 from flashnext import failures, markers
 from flashnext.errors import FlashnextError
 from flashnext.failures import Action, Finding, ending
+from flashnext.probe.host import oom_kills
 from flashnext.profile.fit import CARD_RESERVE, mib
 from flashnext.serve import host, prober, record, transaction
 from flashnext.serve.child import Child
@@ -87,6 +88,7 @@ class Supervisor:
         self._controls: dict[Child, tuple[str, int]] = {}
         self._prober: prober.Prober | None = None
         self._was_ready = self._served = False
+        self._oom_kills = 0
         self._ending = False
         self._insane_restart = False
         self._restarts = 0
@@ -248,6 +250,7 @@ class Supervisor:
 
     def _start(self, reason: str) -> None:
         self._begin = self._progress_at = time.monotonic()
+        self._oom_kills = oom_kills()
         self._dying = None
         self._served = False
         self._refused = ""
@@ -351,6 +354,9 @@ class Supervisor:
         finding = self._dying[1] if self._dying is not None else None
         kind = finding.kind if finding is not None else "ended"
         text = f"{child.name} {ending(code)}"
+        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            # the next one would need as much, and might take somebody else along
+            kind, text = "host-memory", f"{text}; the kernel killed a process for want of memory"
         if finding is not None:
             text += f"; {finding.text}"
         if self._refused:
