@@ -125,5 +125,5 @@ def _stat(path: Path, name: str) -> int:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since it booted; 0 where it does not say."""
+    """How many processes the kernel has killed for want of memory since it booted; 0 if it does not say."""
     return _stat(Path("/proc/vmstat"), "oom_kill")
