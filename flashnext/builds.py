@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -21,6 +23,21 @@ from flashnext.errors import NoSuchBuildError
 
 RECORD_NAME = "build.json"
 VANILLA_SERIES = "vanilla"
+_STAMP = re.compile(r"^flashnext: version (\S+), series (\S+), features (\S*)\s*$", re.MULTILINE)
+
+
+class Stamp(NamedTuple):
+    """What a server of ours says of itself: the package, the series and the features it was built from."""
+
+    version: str
+    series: str
+    features: tuple[str, ...]
+
+
+def parse_stamp(text: str) -> Stamp | None:
+    """The stamp in what ``llama-server --version`` prints; None where there is none."""
+    match = _STAMP.search(text)
+    return Stamp(match[1], match[2], tuple(f for f in match[3].split(",") if f)) if match else None
 
 
 class PinStamp(Artefact):
@@ -58,6 +75,7 @@ class Build(Artefact):
     """Content of build.json. ``series_hash`` is ``vanilla`` for a build without any feature.
 
     ``tests``: compiled with the switches that make it fail on purpose. Records that do not say count as such.
+    ``imported``: compiled elsewhere (`flashnext build --import`); series and features are those of its stamp.
     """
 
     key: str
@@ -68,6 +86,7 @@ class Build(Artefact):
     features: dict[str, str]
     without: tuple[str, ...] = ()
     tests: bool = True
+    imported: bool = False
     backend: str
     archs: tuple[str, ...]
     flags: dict[str, str]

@@ -46,6 +46,13 @@ _PATTERNS: tuple[tuple[str, Action, str, re.Pattern[str]], ...] = tuple(
             r"no usable GPU|no CUDA-capable device is detected|failed to initialize CUDA",
         ),
         (
+            "prompt-memory",
+            Action.WARN,
+            "the device had no memory left for the scratch space of a prompt, which was refused; "
+            "set fewer expert_cache.slots or a smaller context.size",
+            r"phase-prefill: \S+: no memory for the scratch space of the prompt",
+        ),
+        (
             "vram",
             Action.RESTART,
             "device memory ran out",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from flashnext import builds, paths
 from flashnext.artefacts import state_written, write_atomic
 from flashnext.errors import ArmUnknownError
 from flashnext.profile import command
@@ -17,9 +20,12 @@ from flashnext.profile.load import load
 from flashnext.profile.schema import PhasePrefillSection, Profile
 
 WITHOUT = "without:"
+MICRO_BATCH = "ubatch:"
 SECTION_OF = {"expert-cache": "expert_cache", "mtp-qwen4exp": "mtp", "phase-prefill": "phase_prefill"}
 # Names whose presence or absence changes what a server does.
-WATCHED = ("LLAMA_", "GGML_")
+WATCHED = ("LLAMA_", "GGML_", "FN_")
+_SWITCH = re.compile(r"\b(FN_[A-Z_]+)=0\b")
+_AN_EXPERT_TENSOR = "blk.0.ffn_gate_exps.weight"
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,10 @@ class Arm:
     """One arm. Exactly one of ``profile`` (started by `flashnext serve`), ``command`` and ``url`` is set.
 
     ``environment``: the watched variables that its process must have, and no others of their kind.
-    ``direct``: llama-server itself, without the supervisor (every arm of a run whose arms differ in build).
+    ``switches``: those of them that no profile sets, the features' kill switches.
+    ``direct``: llama-server itself, without the supervisor (every arm of a run where one needs it: arms that
+    differ in build, or in a kill switch).
+    ``limited``: a limit on the devices' memory holds for it.
     ``min_tokens``: prompts of at least so many new tokens make one transition; None where there is none.
     """
 
@@ -38,6 +47,8 @@ class Arm:
     build: str | None = None
     direct: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+    switches: Mapping[str, str] = field(default_factory=dict)
+    limited: bool = True
     min_tokens: int | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -50,39 +61,53 @@ class Configured:
     context: int | None
     remarks: tuple[str, ...] = ()
     profile_facts: Mapping[str, Any] = field(default_factory=dict)
+    texts: Mapping[Path, str] = field(default_factory=dict)
+
+    def write(self) -> None:
+        """Write the arms' own profiles, which their servers are started from."""
+        for path, text in self.texts.items():
+            with state_written(path):
+                write_atomic(path, text)
 
 
 def from_profile(
-    name: str, arms: Sequence[str], folder: Path, *, builds: Mapping[str, str] | None = None
+    name: str, arms: Sequence[str], folder: Path, *, named: Mapping[str, str] | None = None
 ) -> Configured:
-    """Derive the arms of a profile; each one's own profile is written to ``folder``/<arm>.yaml.
+    """Derive the arms of a profile; each one's profile becomes ``folder``/<arm>.yaml by `Configured.write`.
 
     - ``candidate``: the profile as it is;
     - ``control``: the same build without the transaction;
-    - ``vanilla``: no feature of ours (kill switches off, or a vanilla build where ``builds`` names one);
+    - ``vanilla``: no feature of ours (kill switches off, or a vanilla build where ``named`` has one);
     - ``without:<feature>``: one feature off (its switch, or a build without it);
     - ``bypass``: the transaction's own control mode;
-    - ``resident``: vanilla with every expert on the devices, where they fit: the kernels' own time.
+    - ``ubatch:<tokens>``: the control with that micro-batch all the time: what the micro-batch alone changes;
+    - ``resident``: every expert on the devices, no cache and no head: the kernels' own time. No memory limit.
     """
-    base = load(name).profile
+    base, named = load(name).profile, named or {}
+    unused = sorted(set(named) - set(arms))
+    if unused:
+        raise ArmUnknownError(f"--build names no arm of this run: {', '.join(unused)}", context=list(arms))
+    switches = {arm: _switches(arm, named.get(arm)) for arm in arms}
+    direct = bool(named) or any(switches.values())
     # an arm is asked on loopback without a key, and may run beside the service whose profile it is
     private = {"host": "127.0.0.1", "api_key_file": None, "control_port": None}
     base = base.model_copy(update={"server": base.server.model_copy(update=private)})
-    made = []
+    made, texts = [], {}
     for arm in arms:
         profile = base if arm == "candidate" else _derived(base, arm)
         path = folder / f"{arm.replace(':', '-')}.yaml"
-        with state_written(path):
-            write_atomic(path, _text(profile))
-        made.append(_arm(arm, profile, path, (builds or {}).get(arm), direct=bool(builds)))
+        texts[path] = _text(profile)
+        made.append(_arm(arm, profile, path, named.get(arm), switches[arm], direct=direct))
     remarks = []
+    if "resident" in arms:
+        remarks.append("the arm resident runs without a limit on the devices' memory")
     if base.phase_prefill is None and {"control", "candidate"} <= set(arms):
         remarks.append(
             f"the profile {base.name} has no transaction: control and candidate are the same, "
             "and every difference between them is noise"
         )
     facts = {"name": base.name, "kind": base.kind, "devices": f"{base.devices.count} {base.devices.kind}"}
-    return Configured(tuple(made), base.context.size, tuple(remarks), facts)
+    return Configured(tuple(made), base.context.size, tuple(remarks), facts, texts)
 
 
 def from_commands(commands: Sequence[str]) -> Configured:
@@ -126,14 +151,18 @@ def from_commands(commands: Sequence[str]) -> Configured:
 
 def _derived(base: Profile, arm: str) -> Profile:
     changes: dict[str, Any] = {"phase_prefill": None}
-    if arm in ("vanilla", "resident"):
+    if arm == "vanilla":
         changes |= {"expert_cache": None, "mtp": None}
         changes["load"] = base.load.model_copy(update={"pin_host": False})
         changes["placement"] = tuple(r.model_copy(update={"memory": "host"}) for r in base.placement)
-        if arm == "resident":
-            changes["placement"] = ()
-            size = base.phase_prefill.micro_batch if base.phase_prefill else base.context.micro_batch
-            changes["context"] = base.context.model_copy(update={"micro_batch": size})
+    elif arm == "resident":
+        size = base.phase_prefill.micro_batch if base.phase_prefill else base.context.micro_batch
+        changes |= {"expert_cache": None, "mtp": None}
+        changes["placement"] = tuple(r for r in base.placement if not re.search(r.tensors, _AN_EXPERT_TENSOR))
+        changes["context"] = base.context.model_copy(update={"micro_batch": size})
+    elif arm.startswith(MICRO_BATCH):
+        size = _micro_batch(base, arm)
+        changes["context"] = base.context.model_copy(update={"micro_batch": size})
     elif arm.startswith(WITHOUT):
         feature = arm.removeprefix(WITHOUT)
         changes = {SECTION_OF[feature]: None} if feature in SECTION_OF else {}
@@ -149,7 +178,49 @@ def _derived(base: Profile, arm: str) -> Profile:
     return base.model_copy(update={**changes, "kind": kind, "name": f"{base.name}-{suffix}"[:40]})
 
 
-def _arm(name: str, profile: Profile, path: Path, build: str | None, *, direct: bool) -> Arm:
+def _micro_batch(base: Profile, arm: str) -> int:
+    text = arm.removeprefix(MICRO_BATCH)
+    if not text.isdecimal() or not 0 < int(text) <= base.context.batch:
+        raise ArmUnknownError(
+            f"{arm!r} names no micro-batch",
+            context=[f"1 to {base.context.batch} tokens, the profile's batch"],
+        )
+    return int(text)
+
+
+def kill_switches() -> dict[str, str]:
+    """Feature -> the variable whose 0 turns it off, of those features that no profile turns off."""
+    found = {}
+    for path in sorted(paths.patches_dir().glob("*/feature.toml")):
+        match = _SWITCH.search(str(tomllib.loads(path.read_text(encoding="utf-8")).get("kill_switch", "")))
+        if match is not None:
+            found[path.parent.name] = match[1]
+    return found
+
+
+def _switches(arm: str, build: str | None) -> dict[str, str]:
+    """The kill switches that an arm needs beside its profile: none where its build lacks the features."""
+    known = kill_switches()
+    there = builds.get_build(build).features if build is not None else None
+    if arm == "vanilla":
+        return {name: "0" for feature, name in known.items() if there is None or feature in there}
+    if not arm.startswith(WITHOUT):
+        return {}
+    feature = arm.removeprefix(WITHOUT)
+    if feature in SECTION_OF or (there is not None and feature not in there):
+        return {}
+    if feature in known:
+        return {known[feature]: "0"}
+    raise ArmUnknownError(
+        f"nothing turns {feature} off in a run",
+        context=[f"features with a switch: {', '.join(sorted({*SECTION_OF, *known}))}"],
+        hint=f"`flashnext build --without {feature}`, then --build {arm}=KEY",
+    )
+
+
+def _arm(
+    name: str, profile: Profile, path: Path, build: str | None, switches: Mapping[str, str], *, direct: bool
+) -> Arm:
     place = command.Place(server="llama-server", model="model", port=1)
     environment = {k: v for k, v in command.env(profile, place).items() if k.startswith(WATCHED)}
     phase = profile.phase_prefill
@@ -160,12 +231,15 @@ def _arm(name: str, profile: Profile, path: Path, build: str | None, *, direct: 
         profile=path,
         build=build,
         direct=direct,
-        environment=environment,
+        environment={**environment, **switches},
+        switches=switches,
+        limited=name != "resident",
         min_tokens=phase.min_tokens if phase is not None else None,
         facts={
             "profile": profile.name,
             "prefill_micro_batch": micro_batch,
             "features": ", ".join(command.features(profile)),
+            **({"switches": " ".join(f"{k}={v}" for k, v in switches.items())} if switches else {}),
             **({"build_asked_for": build} if build else {}),
         },
     )

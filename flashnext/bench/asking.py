@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -20,6 +20,8 @@ from flashnext.loopback import RefusedError, UnreachableError, request, stream
 
 Address = tuple[str, int]
 _TIMEOUT_S = 3600.0
+_WHOLE_VOCABULARY = 2**31 - 1
+_NO_PROBABILITY = -1e30  # llama-server's own mark for a probability of nought
 _CHARS_PER_TOKEN = 5  # more than any tokenizer needs on this text, so that one try is enough
 
 
@@ -134,7 +136,8 @@ class Asker:
             ttft_ms=answer.ttft_ms,
             timings=answer.timings,
             text=answer.text,
-            top=answer.top,
+            top=kept(answer.top, item.top, item.spread),
+            vocabulary=len(answer.top) if item.spread else None,
             correct=correct,
             memory=self.watch.taken() if self.watch is not None else [],
             cancelled=answer.cancelled,
@@ -187,8 +190,27 @@ def speed_body(item: Item, ids: list[int]) -> dict[str, Any]:
         **SAMPLINGS[item.sampling],
     }
     if item.top:
-        body["n_probs"] = item.top
+        body["n_probs"] = _WHOLE_VOCABULARY if item.spread else item.top
     return body
+
+
+def kept(found: Sequence[tuple[int, float]], top: int, spread: int) -> list[tuple[int, float]]:
+    """The ``top`` most likely of all tokens, and about ``spread`` of the others, by id alone.
+
+    Padding of a vocabulary, which shares one lowest value, is no token: it would thin out every mean.
+    """
+    size = len(found)
+    lowest = min((value for _, value in found), default=0.0)
+    if spread and sum(value == lowest for _, value in found) * 100 > size:
+        found = [(token, value) for token, value in found if value > lowest]
+    likely, others = list(found[:top]), found[top:]
+    share = spread / size if size else 0.0
+    return likely + [(t, v) for t, v in others if _strewn(t) < share and v > _NO_PROBABILITY]
+
+
+def _strewn(token: int) -> float:
+    """A number from 0 to 1 that only the id decides (Knuth's multiplicative hash)."""
+    return (token * 2_654_435_761 % 2**32) / 2**32
 
 
 def ask(

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from flashnext.bench import result as results
 from flashnext.bench.metrics import METRICS
 from flashnext.bench.result import MARGIN, Result
+from flashnext.bench.samples import file_in as sample_file
 from flashnext.bench.stats import LEVEL, Ratio, student_t, verdict
 from flashnext.errors import SamplesUnreadableError
 
@@ -41,20 +43,26 @@ class Row:
 
 
 def load(path: Path) -> Result:
-    """A result.json, or that of a folder."""
+    """A result.json, or that of a folder. Raises SamplesUnreadableError."""
     file = results.file_in(path) if path.is_dir() else path
+    hint = "compare takes a result.json or its folder"
+    if path.is_dir() and not file.exists() and sample_file(path).exists():
+        hint = f"`flashnext bench report {path}` writes it from the samples"
     try:
-        data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        data: Any = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SamplesUnreadableError(f"cannot read {file}", context=[str(error)]) from None
-    data.pop("gates", None)
-    data.pop("outcome", None)
+        raise SamplesUnreadableError(f"cannot read {file}", context=[str(error)], hint=hint) from None
     try:
-        return Result.model_validate(data)
-    except ValueError as error:
+        document = {k: v for k, v in dict(data).items() if k not in ("gates", "outcome")}
+        return Result.model_validate(document)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in error.errors()[:3]]
+        more = [f"and {error.error_count() - 3} more"] if error.error_count() > 3 else []
         raise SamplesUnreadableError(
-            f"{file} is not a result of the bench", context=str(error).splitlines()[:5]
+            f"{file} is not a result of the bench", context=[*lines, *more], hint=hint
         ) from None
+    except (TypeError, ValueError):
+        raise SamplesUnreadableError(f"{file} is not a result of the bench", hint=hint) from None
 
 
 def compare(a: Result, b: Result) -> list[Row]:

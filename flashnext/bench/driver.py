@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flashnext.bench import checks
 from flashnext.bench.arms import Arm
 from flashnext.bench.asking import Asker, TokenizeError, now
+from flashnext.bench.hold import vram_limit
 from flashnext.bench.launching import running
 from flashnext.bench.memory import Devices, Watch, devices_of
 from flashnext.bench.metrics import prompt_tokens
@@ -33,12 +35,19 @@ class Progress:
 
 @dataclass
 class Options:
-    """How a plan is run. ``serve``: further options of `flashnext serve`; ``max_s``: when to stop early."""
+    """How a plan is run.
+
+    ``serve``: further options of `flashnext serve`; ``max_s``: when to stop early; ``limit_bytes``: what
+    every device shall have free while a process of an arm that is limited runs; ``sitting``: this boot of
+    this machine.
+    """
 
     start_limit_s: float = 900.0
     serve: Sequence[str] = ()
     max_s: float | None = None
     watch_memory: bool = True
+    limit_bytes: int | None = None
+    sitting: str = ""
     on_progress: Callable[[Progress], None] = field(default=lambda _: None)
 
 
@@ -50,9 +59,9 @@ class Driver:
     ) -> None:
         self.plan, self.arms, self.folder, self.options = plan, arms, folder, options
         self._attempts = dict(before.attempts) if before is not None else {}
-        self._done = before.done if before is not None else set()
+        self._done = before.done_for(options.sitting) if before is not None else set()
         self._pace = 1.0  # measured over planned time
-        self._ran = False
+        self._took_s: dict[tuple[str, int, int], float] = {}  # by half block, of this call
 
     @property
     def left(self) -> list[Session]:
@@ -70,7 +79,8 @@ class Driver:
             at = time.monotonic()
             self._session(session, writer)
             self._done.add(session.index)
-            self._ran = True
+            took = self._took_s.get(_half(session), 0.0)
+            self._took_s[_half(session)] = took + time.monotonic() - at
             planned = self._planned_s(session)
             self._pace = 0.5 * self._pace + 0.5 * (time.monotonic() - at) / max(planned, 0.1)
         return True
@@ -81,13 +91,14 @@ class Driver:
 
     def _must_stop(self, session: Session, began: float) -> bool:
         """Between half blocks: whether the next whole one would not fit, so that pairs stay together."""
-        if self.options.max_s is None or not self._ran:
+        if self.options.max_s is None or not self._took_s:
             return False
         whole = [s for s in self.plan.sessions if _half(s) == _half(session)]
         half = [s for s in self.left if _half(s) == _half(session)]
         if len(half) < len(whole):
             return False  # in the middle of one: finish it
-        need = self._pace * sum(self._planned_s(s) for s in half)
+        alike = [s for (group, _, _), s in self._took_s.items() if group == session.group]
+        need = max(alike, default=self._pace * sum(self._planned_s(s) for s in half))
         return time.monotonic() - began + need > self.options.max_s
 
     def _session(self, session: Session, writer: Writer) -> None:
@@ -97,9 +108,12 @@ class Driver:
         name = f"{session.index}.{attempt}"
         log = self.folder / "logs" / f"{name}-{session.arm.replace(':', '-')}.log"
         self._say(session, "starting the server")
-        with running(arm, log, limit_s=self.options.start_limit_s, options=self.options.serve) as server:
+        with (
+            vram_limit(self.options.limit_bytes if arm.limited else None) as held,
+            running(arm, log, limit_s=self.options.start_limit_s, options=self.options.serve) as server,
+        ):
             devices = devices_of(list(server.all_lines()))
-            writer.add(self._process(session, name, attempt, server, devices))
+            writer.add(self._process(session, name, attempt, server, devices, held))
             asker = Asker(server.address, name, self._watch(session, devices))
             rows, tokens = self._ask(session, asker, server, writer)
             server.settle_end()
@@ -131,7 +145,13 @@ class Driver:
         return Watch(devices)
 
     def _process(
-        self, session: Session, name: str, attempt: int, server: Server, devices: Devices | None
+        self,
+        session: Session,
+        name: str,
+        attempt: int,
+        server: Server,
+        devices: Devices | None,
+        held: list[dict[str, Any]],
     ) -> Process:
         arm = self.arms[session.arm]
         seen: dict[str, str] = {}
@@ -160,6 +180,7 @@ class Driver:
                 "shared": arm.url is not None,
                 "used_bytes": devices.used_bytes() if devices is not None else [],
                 "devices": devices.state() if devices is not None else [],
+                "held": held,
             },
         )
 

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from flashnext.errors import BenchExtraMissingError
+
+PACKAGES = ("scipy", "matplotlib", "jinja2")
+
+
+def check_extra() -> None:
+    """Whether a run could be reported at all. Raises BenchExtraMissingError; imports nothing."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise BenchExtraMissingError(
+            f"the report at the end needs {', '.join(missing)}, which is not installed",
+            context=["nothing was started"],
+        )
 
 
 @contextmanager

@@ -86,6 +86,7 @@ def build_facts(key: str) -> dict[str, Any]:
         return {"key": key}
     return {
         "key": build.key,
+        "imported": build.imported,
         "series_hash": build.series_hash,
         "without": ", ".join(build.without) or "nothing",
         "pin": f"{build.pin.name} {build.pin.version}",

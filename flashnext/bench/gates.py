@@ -113,6 +113,11 @@ class GateResult(Artefact):
     why: str = ""
 
 
+def gate_names(path: Path | None = None) -> list[str]:
+    """The names that gates are declared for."""
+    return list(load_yaml(path or paths.bench_dir() / "gates.yaml", GateFile).profiles)
+
+
 def load_gates(profile: str, path: Path | None = None) -> Gates:
     """The gates of a profile, or of ``default`` where the profile has none of its own."""
     file = load_yaml(path or paths.bench_dir() / "gates.yaml", GateFile)

@@ -12,12 +12,13 @@ from flashnext.bench import facts as bench_facts
 from flashnext.bench import link, report, running
 from flashnext.bench.arms import Configured, from_commands, from_profile
 from flashnext.bench.driver import Options, Progress
-from flashnext.bench.gates import Gates, Outcome, load_gates
+from flashnext.bench.extra import check_extra
+from flashnext.bench.gates import Gates, Outcome, gate_names, load_gates
 from flashnext.bench.hold import vram_limit
 from flashnext.bench.occupied import free_of_services
 from flashnext.bench.plan import Plan, make_plan
 from flashnext.bench.quality import QUESTIONS
-from flashnext.bench.scenarios import load_pace, load_scenarios
+from flashnext.bench.scenarios import load_pace, load_scenarios, settings_names
 from flashnext.errors import GateFailedError, InconclusiveError, UsageError
 
 ALL = "all"
@@ -58,7 +59,7 @@ class Prepared:
 
 
 def prepare(asked: Asked) -> Prepared:
-    """Load scenarios and gates, derive the arms, make the plan. Starts nothing."""
+    """Load scenarios and gates, derive the arms, make the plan. Starts nothing, writes nothing."""
     folder = (
         asked.out or paths.bench_runs_dir() / f"{asked.what}-{asked.profile.replace('/', '-')}"
     ).resolve()
@@ -68,8 +69,12 @@ def prepare(asked: Asked) -> Prepared:
         named = _pairs(asked.builds)
         for key in named.values():
             builds.get_build(key)
-        configured = from_profile(asked.profile, asked.arms, folder / "arms", builds=named)
+        configured = from_profile(asked.profile, asked.arms, folder / "arms", named=named)
     scenarios = load_scenarios()
+    if asked.settings is not None:
+        known = settings_names(scenarios.values(), gate_names(asked.gates_file))
+        if asked.settings not in known:
+            raise UsageError(f"there are no settings called {asked.settings!r}", context=[", ".join(known)])
     if asked.what != ALL and asked.what not in scenarios:
         raise UsageError(f"there is no scenario {asked.what}", context=[", ".join(scenarios)])
     chosen = [s for name, s in scenarios.items() if asked.what in (ALL, name)]
@@ -105,11 +110,14 @@ def execute(
 ) -> tuple[report.Reported, bool]:
     """Run what is left and write the report; the second value is whether every process has run."""
     asked, configured = prepared.asked, prepared.configured
+    check_extra()  # before hours of measuring, not behind them
     with (
         running.folder_lock(prepared.folder),
         free_of_services(stop=asked.stop_service) as stopped,
-        vram_limit(asked.limit_bytes) as held,
     ):
+        with vram_limit(asked.limit_bytes) as held:
+            pass  # whether it can be held at all is known before the first process; each has its own
+        configured.write()
         facts = bench_facts.collect(
             configured.arms, [*configured.remarks, *stopped], configured.profile_facts
         )
@@ -126,6 +134,7 @@ def execute(
                 serve=asked.serve_options,
                 max_s=asked.max_minutes * 60 if asked.max_minutes is not None else None,
                 watch_memory=asked.watch_memory,
+                limit_bytes=asked.limit_bytes,
                 on_progress=on_progress,
             ),
         )

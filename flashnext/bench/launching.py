@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from flashnext import builds, services
+from flashnext import services
 from flashnext.bench.arms import Arm
 from flashnext.bench.facts import build_facts, model_facts
 from flashnext.bench.servers import CommandServer, Server, StartedServer, UrlServer, free_port, is_healthy
@@ -108,10 +108,12 @@ class BuildServer(StartedServer):
         printed = self._printed(port, options)
         endpoints = [self._device(entry) for entry in printed if entry["name"] != "server"]
         server = next(entry for entry in printed if entry["name"] == "server")
-        words = self._program(server["argv"])
+        words = [str(word) for word in server["argv"]]
+        self._bin = Path(next(word for word in words if Path(word).name == _PROGRAM)).parent
         for number, endpoint in enumerate(endpoints):
             words = [w.replace(f"127.0.0.1:VGPU{number}_PORT", endpoint) for w in words]
-        self._child = start(words, env=server["env"], stdout=self._stream.fileno(), stderr=subprocess.STDOUT)
+        env = {**server["env"], **self.arm.switches}
+        self._child = start(words, env=env, stdout=self._stream.fileno(), stderr=subprocess.STDOUT)
         self.address, self.pid, self.argv = ("127.0.0.1", port), self._child.pid, tuple(words)
         if not wait_until(self._healthy, timeout_s=limit_s, every_s=0.05):
             raise self.failed(f"not ready within {limit_s:g} s")
@@ -119,20 +121,13 @@ class BuildServer(StartedServer):
 
     def _printed(self, port: int, options: Sequence[str]) -> list[dict[str, Any]]:
         words = [*_serve(self.arm, port), "--print-command", "--json", *options]
+        words += ["--build", self.arm.build] if self.arm.build is not None else []
         done = run(words, env=environment(also=_XDG), timeout_s=60.0)
         if not done.ok:
             raise self.failed(
                 f"flashnext serve --print-command ended with code {done.code}: {done.err[-400:]}"
             )
         return list(json.loads(done.out))
-
-    def _program(self, words: list[str]) -> list[str]:
-        """The command line with the arm's build in place of the one that was printed."""
-        at = next(n for n, word in enumerate(words) if Path(word).name == _PROGRAM)
-        self._bin = Path(words[at]).parent
-        if self.arm.build is not None:
-            self._bin = builds.get_build(self.arm.build).bin
-        return [*words[:at], str(self._bin / _PROGRAM), *words[at + 1 :]]
 
     def _device(self, entry: dict[str, Any]) -> str:
         """Start a virtual GPU and wait for its endpoint."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
 
 from flashnext.bench.plan import Plan, PlannedScenario, Session
 from flashnext.bench.samples import End, Header, Process, Request, Row
@@ -15,28 +17,67 @@ from flashnext.errors import SamplesUnreadableError
 _FACTS = ("build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename", "model_type")
 
 
+class _Test(BaseModel):
+    """What is read of one test; llama-bench writes more."""
+
+    n_prompt: int = Field(ge=0)
+    n_gen: int = Field(ge=0)
+    n_depth: int = Field(0, ge=0)
+    samples_ns: list[Annotated[float, Field(gt=0)]] = Field(min_length=1)
+
+
+_HINT = "run llama-bench with `-o json` (or jsonl) and save its stdout"
+
+
 def read(path: Path) -> list[dict[str, Any]]:
-    """The tests of a file. Raises SamplesUnreadableError where it is none of llama-bench's."""
+    """The tests of a file, JSON or JSON lines. Raises SamplesUnreadableError for what is not llama-bench's.
+
+    A file of which no test can be taken over (all of them mix prompt and generation) is refused, too.
+    """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise SamplesUnreadableError(f"cannot read {path}", context=[str(error)]) from None
-    keys = {"n_prompt", "n_gen", "samples_ns"}
-    if (
-        not isinstance(data, list)
-        or not data
-        or not all(isinstance(t, dict) and keys <= t.keys() for t in data)
-    ):
+        raise SamplesUnreadableError(f"cannot read {path}", context=[str(error)], hint=_HINT) from None
+    data = _parsed(path, text)
+    what = f"{path} is not the output of `llama-bench -o json`"
+    if not isinstance(data, list) or not data:
+        raise SamplesUnreadableError(what, context=["it holds no list of tests"], hint=_HINT)
+    for number, test in enumerate(data, 1):
+        try:
+            _Test.model_validate(test)
+        except ValidationError as error:
+            found = error.errors()[0]
+            place = ".".join(map(str, found["loc"])) or "it"
+            context = [f"test {number}: {place}: {found['msg'].lower()}"]
+            raise SamplesUnreadableError(what, context=context, hint=_HINT) from None
+    if not any(_is_plain(t) for t in data):
         raise SamplesUnreadableError(
-            f"{path} is not the output of `llama-bench -o json`",
-            hint="run it with `-o json` and save its stdout",
+            f"{path} holds no test that can be taken over",
+            context=["every test mixes prompt and generation: its time is not split"],
+            hint="run llama-bench with -p and -n instead of -pg",
         )
     return data
 
 
+def _parsed(path: Path, text: str) -> Any:
+    """JSON, or a line of JSON for each test."""
+    try:
+        data = json.loads(text)
+        return [data] if isinstance(data, dict) else data
+    except ValueError as error:
+        try:
+            return [json.loads(line) for line in text.splitlines() if line.strip()]
+        except ValueError:
+            raise SamplesUnreadableError(f"{path} is not JSON", context=[str(error)], hint=_HINT) from None
+
+
+def _is_plain(test: dict[str, Any]) -> bool:
+    return bool(test["n_prompt"]) != bool(test["n_gen"])
+
+
 def rows(tests: Sequence[dict[str, Any]], *, arm: str, source: str, created: str) -> Iterator[Row]:
     """Header, process, one request per sample, end. Tests of prompt and generation mixed are left out."""
-    kept = [t for t in tests if bool(t["n_prompt"]) != bool(t["n_gen"])]
+    kept = [t for t in tests if _is_plain(t)]
     left_out = tuple(
         f"test of {t['n_prompt']} prompt and {t['n_gen']} generated tokens together: its time is not split"
         for t in tests

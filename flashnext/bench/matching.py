@@ -14,6 +14,7 @@ from flashnext.bench.samples import Process, Request, Samples
 from flashnext.bench.stats import Matched, Verdict, matched, matched_interval, matched_verdict
 
 BASE_ARMS = ("control", "vanilla")
+MICRO_BATCH = "ubatch:"
 
 
 class IdentityResult(Artefact):
@@ -33,6 +34,10 @@ class LogitResult(Artefact):
     candidate: str
     control: str
     items: int
+    tokens: int = Field(0, description="compared in all, over every item")
+    vocabulary: int | None = Field(
+        None, description="tokens that the spread was drawn from; null: top ones alone"
+    )
     max_abs: float
     mean_abs: float
     argmax_equal: int
@@ -73,6 +78,11 @@ def arm_pairs(arms: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield "vanilla", "control"
 
 
+def _against_micro_batch(arms: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The candidate against its micro-batch without a transaction: what the transaction itself changes."""
+    yield from ((arm, "candidate") for arm in arms if arm.startswith(MICRO_BATCH) and "candidate" in arms)
+
+
 def halves(samples: Samples, control: str, candidate: str) -> Iterator[tuple[Process, Process]]:
     """The control and candidate process of every half block that has both."""
     table: dict[tuple[str, int, int], dict[str, Process]] = {}
@@ -83,6 +93,9 @@ def halves(samples: Samples, control: str, candidate: str) -> Iterator[tuple[Pro
     shared = False
     for arms in table.values():
         if control in arms and candidate in arms:
+            sittings = {samples.sitting[arms[name].process] for name in (control, candidate)}
+            if len(sittings) > 1:
+                continue
             # all "processes" behind a URL that somebody else runs are one process: one pair, no more
             if arms[control].facts.get("shared") or arms[candidate].facts.get("shared"):
                 if shared:
@@ -138,7 +151,7 @@ def differences(control: Request, candidate: Request) -> list[float]:
 def logits(samples: Samples, arms: Sequence[str]) -> list[LogitResult]:
     results = []
     for scenario in _scenarios(samples, "logits"):
-        for control, candidate in arm_pairs(arms):
+        for control, candidate in [*arm_pairs(arms), *_against_micro_batch(arms)]:
             pairs = [
                 (a, b) for a, b in matched_requests(samples, scenario, control, candidate) if a.top and b.top
             ]
@@ -150,6 +163,8 @@ def logits(samples: Samples, arms: Sequence[str]) -> list[LogitResult]:
                         candidate=candidate,
                         control=control,
                         items=len(pairs),
+                        tokens=len(found),
+                        vocabulary=pairs[0][0].vocabulary,
                         max_abs=max(found),
                         mean_abs=sum(found) / len(found),
                         argmax_equal=sum(a.top[0][0] == b.top[0][0] for a, b in pairs),

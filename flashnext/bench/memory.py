@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from flashnext.bench import nvml
 from flashnext.loopback import UnreachableError, ask_line
 from flashnext.markers import parse
 from flashnext.proc import environment, run
@@ -62,9 +63,20 @@ class VirtualDevices(Devices):
 
 
 class CudaDevices(Devices):
-    """Devices as nvidia-smi tells them."""
+    """Devices as the management library tells their memory, and nvidia-smi the rest (all, without it)."""
+
+    def __init__(self, library: str = nvml.LIBRARY) -> None:
+        try:
+            self._nvml: nvml.Nvml | None = nvml.Nvml(library)
+        except nvml.NvmlError:
+            self._nvml = None
 
     def used_bytes(self) -> list[int]:
+        if self._nvml is not None:
+            try:
+                return self._nvml.used_bytes()
+            except nvml.NvmlError:
+                return []
         return [int(row["used_mib"]) * 2**20 for row in self.state() if "used_mib" in row]
 
     def state(self) -> list[dict[str, float]]:

@@ -26,6 +26,7 @@ class PlannedScenario(Artefact):
     cell_by: str
     sampling: tuple[str, ...]
     top: int
+    spread: int = 0
     warm_up: int
     cells: tuple[Cell, ...]
     duration_s: float
@@ -54,6 +55,7 @@ class Item(Artefact):
     generate: int
     sampling: str
     top: int
+    spread: int = 0
 
 
 class Plan(Artefact):
@@ -142,6 +144,7 @@ def _planned(scenario: Scenario, profile: str, cells: tuple[Cell, ...], group: G
         cell_by=scenario.cell_by,
         sampling=scenario.sampling,
         top=scenario.top,
+        spread=scenario.spread,
         warm_up=settings.warm_up,
         cells=cells,
         duration_s=settings.duration_s,
@@ -174,6 +177,7 @@ def items(plan: Plan, session: Session) -> Iterator[Item]:
                         generate=cell.generate,
                         sampling=sampling,
                         top=scenario.top,
+                        spread=scenario.spread,
                     )
 
 

@@ -6,10 +6,10 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from flashnext.bench.bound import bound_of, micro_batch_of
+from flashnext.bench.bound import RESIDENT, bound_of, micro_batch_of
 from flashnext.bench.extra import needed_for
 from flashnext.bench.metrics import METRICS
-from flashnext.bench.result import Result
+from flashnext.bench.result import Result, prefill_cells
 from flashnext.bench.samples import Samples
 
 # Okabe and Ito's colours: told apart without colour vision.
@@ -27,7 +27,8 @@ STYLE: Any = {
 }
 
 
-def _draw(draw: Callable[[Any], None], *, width: float = 7.2, height: float = 4.0) -> str:
+def draw(paint: Callable[[Any], None], *, width: float = 7.2, height: float = 4.0) -> str:
+    """A figure of one pair of axes, painted by ``paint``, as SVG text: the same bytes for the same data."""
     with needed_for("a plot"):
         import matplotlib
         from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -35,7 +36,7 @@ def _draw(draw: Callable[[Any], None], *, width: float = 7.2, height: float = 4.
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height))
         FigureCanvasSVG(figure)
-        draw(figure.subplots())
+        paint(figure.subplots())
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
     text = out.getvalue()
@@ -58,7 +59,7 @@ def over_depth(result: Result, metric: str, title: str) -> str | None:
         return None
     scale, unit = (1000, "s") if METRICS[metric].unit == "ms" else (1, METRICS[metric].unit)
 
-    def draw(axes: Any) -> None:
+    def paint(axes: Any) -> None:
         for arm in result.arms:
             rows = sorted((c for c in cells if c.arm == arm), key=lambda c: c.depth)
             if not rows:
@@ -79,20 +80,22 @@ def over_depth(result: Result, metric: str, title: str) -> str | None:
         axes.set_ylabel(f"{title}, {unit}")
         _legend(axes)
 
-    return _draw(draw)
+    return draw(paint)
 
 
 def _draw_bounds(axes: Any, result: Result, metric: str, depths: list[int]) -> None:
     """One line per micro-batch that an arm uses: no such arm can be on its better side."""
-    bound = bound_of(result.facts)
+    bound = bound_of(result.facts, prefill_cells(result.cells))
     if bound is None:
         return
-    sizes = sorted({size for arm in result.arms if (size := micro_batch_of(result.facts, arm)) is not None})
+    streaming = [arm for arm in result.arms if arm != RESIDENT]
+    sizes = sorted({size for arm in streaming if (size := micro_batch_of(result.facts, arm)) is not None})
+    kernels = " or the kernels" if bound.kernels_tps else ""
     for number, size in enumerate(sizes):
         speeds = [bound.prefill_tps(d, size) for d in depths]
         y = speeds if metric == "prefill_tps" else [d / s for d, s in zip(depths, speeds, strict=True)]
         style = (":", "--", "-.")[number % 3]
-        axes.plot(depths, y, style, color="#555555", label=f"bound: upload once per {size} tokens")
+        axes.plot(depths, y, style, color="#555555", label=f"bound: upload once per {size} tokens{kernels}")
 
 
 def decode_distribution(result: Result) -> str | None:
@@ -102,7 +105,7 @@ def decode_distribution(result: Result) -> str | None:
         return None
     names = list(dict.fromkeys(c.cell for c in cells))
 
-    def draw(axes: Any) -> None:
+    def paint(axes: Any) -> None:
         step = 0.8 / len(result.arms)
         for number, arm in enumerate(result.arms):
             for cell in (c for c in cells if c.arm == arm):
@@ -115,7 +118,7 @@ def decode_distribution(result: Result) -> str | None:
         axes.set_ylabel("decode, t/s (one dot a process)")
         _legend(axes)
 
-    return _draw(draw)
+    return draw(paint)
 
 
 def logit_histogram(result: Result) -> str | None:
@@ -124,7 +127,7 @@ def logit_histogram(result: Result) -> str | None:
     if not rows:
         return None  # equal to the last bit: the text says so, and there is nothing to draw
 
-    def draw(axes: Any) -> None:
+    def paint(axes: Any) -> None:
         for number, row in enumerate(rows):
             edges = [low for low, _, _ in row.histogram] + [row.histogram[-1][1]]
             label = f"{row.candidate} against {row.control} (largest {row.max_abs:.3f})"
@@ -142,7 +145,7 @@ def logit_histogram(result: Result) -> str | None:
         axes.set_ylabel("tokens")
         _legend(axes)
 
-    return _draw(draw)
+    return draw(paint)
 
 
 def transition_timeline(result: Result, samples: Samples) -> str | None:
@@ -154,7 +157,7 @@ def transition_timeline(result: Result, samples: Samples) -> str | None:
     if not rows:
         return None
 
-    def draw(axes: Any) -> None:
+    def paint(axes: Any) -> None:
         x = range(len(rows))
         begins = [float(r.get("begin_ms", 0)) for r in rows]
         ends = [float(r.get("end_ms", 0)) for r in rows]
@@ -164,7 +167,7 @@ def transition_timeline(result: Result, samples: Samples) -> str | None:
         axes.set_ylabel("ms")
         _legend(axes)
 
-    return _draw(draw)
+    return draw(paint)
 
 
 def memory_timeline(result: Result, samples: Samples) -> str | None:
@@ -180,7 +183,7 @@ def memory_timeline(result: Result, samples: Samples) -> str | None:
     most = max(max(used) for request in best.values() for _, used in request.memory)
     unit = 2**30 if most >= 2**30 else 2**20
 
-    def draw(axes: Any) -> None:
+    def paint(axes: Any) -> None:
         for arm, request in best.items():
             for device in range(len(request.memory[0][1])):
                 x = [ms / 1000 for ms, _ in request.memory]
@@ -195,7 +198,7 @@ def memory_timeline(result: Result, samples: Samples) -> str | None:
         axes.set_ylabel("in use, " + ("GiB" if unit == 2**30 else "MiB"))
         _legend(axes)
 
-    return _draw(draw)
+    return draw(paint)
 
 
 def all_plots(result: Result, samples: Samples) -> dict[str, str]:

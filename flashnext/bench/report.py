@@ -10,6 +10,7 @@ from typing import Any
 from flashnext.artefacts import write_atomic, write_json
 from flashnext.bench import result as results
 from flashnext.bench import samples as sample_files
+from flashnext.bench.bound import GOAL_CHUNK, BoundResult
 from flashnext.bench.extra import needed_for
 from flashnext.bench.gates import GateResult, Gates, Outcome, overall
 from flashnext.bench.metrics import METRICS
@@ -83,6 +84,8 @@ def _view(result: Result, gates: list[GateResult], samples: Samples) -> dict[str
         "logits": result.logits,
         "quality": result.quality,
         "transitions": result.transitions,
+        "bounds": [_bound_row(b) for b in result.bounds],
+        "bound_heads": _BOUND_HEADS,
         "checks": [_check_row(c) for c in result.checks],
         "notes": _notes(result, samples),
         "level": "98%",
@@ -97,6 +100,9 @@ def _notes(result: Result, samples: Samples) -> list[str]:
         notes.append(f"{samples.torn} torn lines of a killed writer were passed over")
     if result.unfinished_processes:
         notes.append(f"{result.unfinished_processes} processes were cut off; their rows are not counted")
+    sittings = len(set(samples.sitting.values()))
+    if sittings > 1:
+        notes.append(f"{sittings} sittings (boots or machines); arms are paired within one")
     if len(samples.processes) < result.planned_processes:
         notes.append(f"{len(samples.processes)} of {result.planned_processes} processes have run")
     return notes
@@ -164,6 +170,19 @@ def _check_row(check: results.CheckResult) -> list[str]:
     growth = ", ".join(f"{n / 2**20:+.1f} MiB" for n in check.growth_bytes) or "not read"
     counts = [check.processes, check.prompts, check.begins, check.ends]
     return [check.arm, *map(str, counts), growth, "; ".join(check.problems) or "none"]
+
+
+_BOUND_HEADS = (
+    "depth", "arm", "micro-batch", "measured, t/s", "upload alone, t/s", "kernels alone, t/s",
+    "time over the bound", f"over the goal's (one upload per {GOAL_CHUNK:,} tokens)",
+)  # fmt: skip
+
+
+def _bound_row(row: BoundResult) -> list[str]:
+    kernels = "not measured" if row.kernels_tps is None else _short(row.kernels_tps)
+    speeds = [_short(row.measured_tps), _short(row.upload_tps), kernels]
+    ratios = [f"{row.times_bound:.2f} x", f"{row.times_goal:.2f} x"]
+    return [f"{row.depth:,}", row.arm, str(row.micro_batch), *speeds, *ratios]
 
 
 def _ratio_row(row: results.RatioResult) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from flashnext.artefacts import Artefact
+from flashnext.bench.bound import BoundResult, against_bound
 from flashnext.bench.matching import (
     IdentityResult,
     LogitResult,
@@ -28,6 +29,7 @@ from flashnext.bench.stats import LEVEL, Pair, Ratio, Verdict, paired_ratio, sum
 NAME = "result.json"
 MARGIN = 0.03  # arms within this relative difference count as the same
 POOLED = "pooled"
+_NOT_OF_THE_ARM = ("devices", "model", "used_bytes", "shared", "held")
 
 
 class CellResult(Artefact):
@@ -109,6 +111,7 @@ class Result(Artefact):
     logits: list[LogitResult]
     quality: list[QualityResult]
     transitions: list[TransitionResult]
+    bounds: list[BoundResult] = Field(default=[], description="prefill against link and kernels")
     checks: list[CheckResult]
     unfinished_processes: int
     planned_processes: int
@@ -118,35 +121,45 @@ def compute(samples: Samples) -> Result:
     """The result of samples. Raises SamplesUnreadableError where there is no header."""
     header = samples.header
     arms = list(header.plan["arms"])
+    facts, cells = _facts(samples, arms), list(_cells(samples, arms))
     return Result(
         profile=header.profile,
         seed=header.seed,
         created=header.created,
         arms=arms,
-        facts=_facts(samples, arms),
+        facts=facts,
         left_out=list(header.plan["left_out"]),
-        cells=list(_cells(samples, arms)),
+        cells=cells,
         ratios=list(_ratios(samples, arms)),
         identity=identity(samples, arms),
         logits=logits(samples, arms),
         quality=quality(samples, arms),
         transitions=list(_transitions(samples, arms)),
+        bounds=against_bound(facts, prefill_cells(cells)),
         checks=[_check(samples, arm) for arm in arms],
         unfinished_processes=samples.unfinished,
         planned_processes=len(header.plan["sessions"]),
     )
 
 
+def prefill_cells(cells: Sequence[CellResult]) -> list[CellResult]:
+    """The speeds of the prefill scenario."""
+    return [c for c in cells if c.scenario == "prefill" and c.metric == "prefill_tps"]
+
+
 def _facts(samples: Samples, arms: Sequence[str]) -> dict[str, Any]:
     """The header's facts, and what the first process of each arm said of its build and model."""
     facts = dict(samples.header.facts)
+    links = [link for h in samples.headers if "together_bytes_per_s" in (link := h.facts.get("link") or {})]
+    if len(links) > 1:
+        # another call, and it may be another machine: the bound takes the fastest link that was seen
+        links.sort(key=lambda link: float(link["together_bytes_per_s"]))
+        facts["link"] = {**links[-1], "slowest_call_bytes_per_s": links[0]["together_bytes_per_s"]}
     by_arm = {name: dict(found) for name, found in (facts.get("arms") or {}).items()}
     for arm in arms:
         first = next((p for p in samples.processes if p.arm == arm), None)
         if first is not None:
-            said = {
-                k: v for k, v in first.facts.items() if k not in ("devices", "model", "used_bytes", "shared")
-            }
+            said = {k: v for k, v in first.facts.items() if k not in _NOT_OF_THE_ARM}
             by_arm[arm] = {**by_arm.get(arm, {}), **said}
             if "model" in first.facts:
                 facts.setdefault("model", first.facts["model"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ def folder_lock(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def sitting() -> str:
+    """This boot of this machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def existing(folder: Path) -> Samples | None:
@@ -72,12 +81,14 @@ def run(
     before = existing(folder)
     if before is not None:
         check_same(before, plan, gates)
+    options = replace(options, sitting=sitting())
     driver = Driver(plan, {a.name: a for a in arms}, folder, before, options)
     if before is not None and not driver.left:
         return True
     with Writer(sample_files.file_in(folder)) as writer:
         writer.add(
             Header(
+                sitting=options.sitting,
                 created=now(),
                 command=list(command),
                 profile=plan.profile,

@@ -8,14 +8,18 @@ Rows, by ``type``:
 - ``end``      that process ended in order: counts of its markers, what was wrong.
 
 Requests count only when their process has its ``end``: a process that was cut off leaves rows that are never
-read, and the run that resumes does that process again from the start under the next attempt number.
+read, and the run that resumes does that process again from the start under the next attempt number. Arms are
+compared within a half block of one sitting (one boot of one machine): a half block that one sitting began and
+did not finish is done again, whole, by the next.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -34,6 +38,7 @@ class Header(Artefact):
 
     type: Literal["header"] = "header"
     schema_version: int = SCHEMA
+    sitting: str = Field("", description="one boot of one machine")
     created: str
     command: list[str]
     profile: str
@@ -80,8 +85,10 @@ class Request(Artefact):
     timings: dict[str, Any] = Field(default_factory=dict, description="as llama-server sent them, untouched")
     text: str = ""
     top: list[tuple[int, float]] = Field(
-        default_factory=list, description="token id and log probability of the first token's most likely"
+        default_factory=list,
+        description="token id and log probability of the first token's likeliest, then of a spread of others",
     )
+    vocabulary: int | None = Field(None, description="tokens that the spread was drawn from")
     correct: bool | None = None
     memory: list[tuple[float, list[int]]] = Field(
         default_factory=list, description="ms since the request began, bytes in use on each device"
@@ -120,38 +127,70 @@ class Samples:
         started: dict[str, Process] = {}
         requests: dict[str, list[Request]] = {}
         ends: dict[str, End] = {}
+        sitting = ""
+        self.sitting: dict[str, str] = {}
         for row in rows:
             if isinstance(row, Header):
                 self.headers.append(row)
+                sitting = row.sitting
             elif isinstance(row, Process):
                 started[row.process] = row
+                self.sitting[row.process] = sitting
             elif isinstance(row, Request):
                 requests.setdefault(row.process, []).append(row)
             else:
                 ends.setdefault(row.process, row)
-        # of two complete attempts at one index (two writers) the first counts
-        chosen: dict[int, str] = {}
-        for name, process in started.items():
-            if name in ends:
-                chosen.setdefault(process.index, name)
+        complete = [process for name, process in started.items() if name in ends]
+        chosen = self._choose(complete)
         self.processes = [started[name] for _, name in sorted(chosen.items())]
         self.requests = [r for p in self.processes for r in requests.get(p.process, [])]
         self.ends = {p.process: ends[p.process] for p in self.processes}
-        self.unfinished = len(started) - len(self.processes)
+        self.unfinished = sum(name not in ends for name in started)
         self.attempts = {p.index: 0 for p in started.values()}
         for process in started.values():
             self.attempts[process.index] = max(self.attempts[process.index], process.attempt)
+
+    def _half(self, process: Process) -> tuple[str, int, int]:
+        """The half block that a process belongs to."""
+        return (self._groups.get(process.index, ""), process.block, process.half)
+
+    @cached_property
+    def _groups(self) -> dict[int, str]:
+        sessions = self.headers[0].plan.get("sessions", ()) if self.headers else ()
+        return {s["index"]: s["group"] for s in sessions}
+
+    def _choose(self, complete: Sequence[Process]) -> dict[int, str]:
+        """Index -> the process that counts: of the sitting that has most of its half block, the first."""
+        count = Counter((self._half(p), self.sitting[p.process], p.index) for p in complete)
+        width = Counter((half, sitting) for half, sitting, _ in count)
+        chosen: dict[int, Process] = {}
+        for process in complete:
+            now = chosen.get(process.index)
+            if now is None or (
+                width[self._half(process), self.sitting[process.process]]
+                > width[self._half(now), self.sitting[now.process]]
+            ):
+                chosen[process.index] = process
+        return {index: process.process for index, process in chosen.items()}
+
+    def done_for(self, sitting: str) -> set[int]:
+        """Indexes that a run in this sitting need not do: whole half blocks, and what it has done itself."""
+        planned = Counter((s["group"], s["block"], s["half"]) for s in self.header.plan["sessions"])
+        of_half: dict[tuple[str, int, int], list[Process]] = {}
+        for process in self.processes:
+            of_half.setdefault(self._half(process), []).append(process)
+        done: set[int] = set()
+        for half, processes in of_half.items():
+            sittings = {self.sitting[p.process] for p in processes}
+            if len(sittings) == 1 and (len(processes) == planned[half] or sittings == {sitting}):
+                done |= {p.index for p in processes}
+        return done
 
     @property
     def header(self) -> Header:
         if not self.headers:
             raise SamplesUnreadableError("the samples have no header line")
         return self.headers[0]
-
-    @property
-    def done(self) -> set[int]:
-        """Indexes of the processes that need not be run again."""
-        return {p.index for p in self.processes}
 
 
 def file_in(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -54,6 +55,9 @@ class Scenario(Artefact):
     cell_by: Literal["depth", "depth-and-seed"] = "depth"
     sampling: tuple[Literal["greedy", "production"], ...] = ("greedy",)
     top: int = Field(0, ge=0, description="log probabilities of the first token to keep")
+    spread: int = Field(
+        0, ge=0, description="about so many more tokens over the whole vocabulary, the same ones everywhere"
+    )
     own_process: bool = Field(False, description="not in the same processes as the other scenarios")
     settings: dict[str, Settings]
 
@@ -99,6 +103,11 @@ def load_scenarios(folder: Path | None = None) -> dict[str, Scenario]:
 
 class _Paces(Artefact):
     paces: dict[str, Pace]
+
+
+def settings_names(scenarios: Iterable[Scenario], gates: Iterable[str]) -> list[str]:
+    """Every name that scenarios have settings for, or that gates are declared for."""
+    return sorted({*(name for scenario in scenarios for name in scenario.settings), *gates})
 
 
 def load_pace(profile: str, path: Path | None = None) -> Pace:

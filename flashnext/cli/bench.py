@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flashnext.console import people, print_data, print_json, progress, say
+from flashnext.errors import FlashnextError
 
 if TYPE_CHECKING:
     from flashnext.bench.driver import Progress
@@ -144,8 +145,16 @@ def _run(asked: Asked, *, show_plan: bool, as_json: bool) -> None:
                 say(f"[{now.done}/{now.total}] {text}")
 
         reported, done = execute(prepared, command=["flashnext", *sys.argv[1:]], on_progress=report_progress)
-    _show_report(reported, as_json=as_json)
-    raise_outcome(reported, done)
+    if not as_json:
+        _show_report(reported, as_json=False)
+        raise_outcome(reported, done)
+        return
+    try:
+        raise_outcome(reported, done)
+    except FlashnextError as error:  # one document, with what was found beside what is wrong with it
+        _show_report(reported, as_json=True, error=error)
+        raise typer.Exit(error.exit_code) from None
+    _show_report(reported, as_json=True)
 
 
 def _show_plan(prepared: Prepared, *, as_json: bool) -> None:
@@ -180,10 +189,11 @@ def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-def _show_report(reported: Reported, *, as_json: bool) -> None:
+def _show_report(reported: Reported, *, as_json: bool, error: FlashnextError | None = None) -> None:
     if as_json:
         gates = [g.model_dump(mode="json") for g in reported.gates]
-        print_json({"folder": str(reported.folder), "outcome": str(reported.outcome), "gates": gates})
+        found = {"folder": str(reported.folder), "outcome": str(reported.outcome), "gates": gates}
+        print_json(found if error is None else {**found, **error.to_json()})
         return
     for gate in reported.gates:
         say(f"{gate.outcome}: {gate.id}: {gate.text}")
@@ -195,8 +205,10 @@ def report(
     folder: Annotated[Path, typer.Argument(help="Folder with a samples.jsonl.")], as_json: AsJson = False
 ) -> None:
     """Write result and report again, from the samples alone."""
+    from flashnext.bench.extra import check_extra
     from flashnext.bench.report import write
 
+    check_extra()
     _show_report(write(folder), as_json=as_json)
 
 
@@ -226,20 +238,47 @@ def compare(
     say(f"note: {comparing.CAUTION}" if rows else "the two have no cell in common")
 
 
+@app.command()
+def timeline(
+    file: Annotated[Path, typer.Argument(help="JSON lines of lean-prefill's timeline.")],
+    out: Annotated[Path, typer.Option(help="The plot, an .svg file.")],
+    number: Annotated[
+        int | None, typer.Option("--pass", help="Which pass; default: the last of the largest.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw the uploads of a prompt's pass over its compute."""
+    from flashnext.artefacts import write_atomic
+    from flashnext.bench import timeline as lanes
+
+    passes = lanes.read(file)
+    chosen = lanes.choose(passes, number)
+    write_atomic(out, lanes.svg(chosen))
+    if as_json:
+        print_json({"plot": str(out), "passes": [p.summary() for p in passes]})
+        return
+    for found in passes:
+        say(lanes.text(found))
+    print_data(str(out))
+
+
 @app.command("import")
 def import_(
     file: Annotated[Path, typer.Argument(help="Output of `llama-bench -o json`.")],
-    out: Annotated[Path, typer.Option(help="Folder for the samples and report.")],
+    out: Annotated[Path, typer.Option(help="Folder for the samples and report, a new one.")],
     arm: Annotated[str, typer.Option(help="Name of the arm that it becomes.")] = "llama-bench",
+    as_json: AsJson = False,
 ) -> None:
     """Take over a run of llama-bench as samples of one process."""
     from flashnext.bench import llama_bench
     from flashnext.bench.asking import now
+    from flashnext.bench.extra import check_extra
     from flashnext.bench.report import write
     from flashnext.bench.running import folder_lock
     from flashnext.bench.samples import Writer, file_in
     from flashnext.errors import SamplesMismatchError
 
+    check_extra()
     tests = llama_bench.read(file)
     with folder_lock(out):
         if file_in(out).exists():
@@ -247,7 +286,7 @@ def import_(
         with Writer(file_in(out)) as writer:
             for row in llama_bench.rows(tests, arm=arm, source=file.name, created=now()):
                 writer.add(row)
-        _show_report(write(out), as_json=False)
+        _show_report(write(out), as_json=as_json)
 
 
 def _table(heads: list[str], rows: list[list[Any]]) -> None:

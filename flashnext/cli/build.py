@@ -45,6 +45,10 @@ def build(
         bool, typer.Option("--plan", help="Say what would be built, with what, and stop.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    import_: Annotated[
+        Path | None,
+        typer.Option("--import", metavar="FOLDER", help="Install binaries that were compiled elsewhere."),
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List installed builds, the newest first.")] = False,
     remove: Annotated[str | None, typer.Option(metavar="KEY", help="Remove an installed build.")] = None,
     verify: Annotated[
@@ -58,11 +62,13 @@ def build(
     """Fetch, patch and compile the pinned llama.cpp, and install it. An unchanged build does nothing."""
     from flashnext.build import pipeline, toolchain
 
-    if sum((list_, remove is not None, verify, plan, prune)) > 1:
-        raise BuildOptionsError("--plan, --list, --remove, --verify and --prune exclude each other")
+    if sum((list_, remove is not None, verify, plan, prune, import_ is not None)) > 1:
+        raise BuildOptionsError("--plan, --import, --list, --remove, --verify and --prune exclude each other")
     if key is not None and not verify:
         raise BuildOptionsError(f"a KEY ({key}) goes with --verify or --remove")
-    if list_:
+    if import_ is not None:
+        _import(import_, vanilla=vanilla, as_json=as_json)
+    elif list_:
         _list(as_json)
     elif remove is not None:
         _remove(remove, as_json)
@@ -105,6 +111,20 @@ def _build(request: Request, as_json: bool) -> None:
         console.say(f"nothing to do: build {made.key} is installed")
     else:
         console.say(f"build {made.key} installed after {result.elapsed_s:.0f} s, log {result.log}")
+    console.print_data(str(made.bin))
+
+
+def _import(folder: Path, *, vanilla: bool, as_json: bool) -> None:
+    from flashnext.build import importing
+
+    made = importing.import_folder(folder, vanilla=vanilla)
+    if as_json:
+        console.print_json(_row(made))
+        return
+    console.say(
+        f"build {made.key} imported: backend {made.backend}, series {made.series_hash[:12]}, "
+        f"features {', '.join(made.features) or 'none'}"
+    )
     console.print_data(str(made.bin))
 
 
@@ -174,7 +194,7 @@ def _list(as_json: bool) -> None:
         archs = f" {','.join(build.archs)}" if build.archs else ""
         console.print_data(
             f"{build.key}  {build.created:%Y-%m-%d %H:%M}  {build.backend}{archs}  "
-            f"series {series}{left_out}  {size / 2**20:.0f} MiB"
+            f"series {series}{left_out}  {size / 2**20:.0f} MiB{'  imported' if build.imported else ''}"
         )
     if not found:
         console.say("no build is installed")

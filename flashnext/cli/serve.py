@@ -36,6 +36,10 @@ def serve(
     print_command: Annotated[
         bool, typer.Option("--print-command", help="Show command lines and environment, and stop.")
     ] = False,
+    build: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="With --print-command: of this build, whatever its series."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="With --print-command, or for errors: JSON.")
     ] = False,
@@ -44,11 +48,16 @@ def serve(
 ) -> None:
     """Serve a model until Ctrl-C. Prints one line with the URL when it answers; the rest goes to stderr."""
     from flashnext import services
+    from flashnext.errors import UsageError
     from flashnext.profile.load import load
     from flashnext.serve.prepare import Options, choose_port, sketch
 
     loaded = load(profile)
-    options = Options(series=package_series(), port=port, model=model, head=head)
+    if build is not None and not print_command:
+        raise UsageError(
+            "--build goes with --print-command: what is served is a build of this package's series"
+        )
+    options = Options(series=package_series(), port=port, model=model, head=head, build=build)
     if print_command:
         show_command(sketch(loaded, options), as_json=as_json)
         return

@@ -112,6 +112,11 @@ class InstallFailedError(BuildError):
     hint = "the builds folder must be writable and have space; the previous builds are as they were"
 
 
+class ImportRefusedError(BuildError):
+    id = "import-refused"
+    hint = "give a folder with llama-server and its shared libraries, as `flashnext build` installs them"
+
+
 class BuildDamagedError(BuildError):
     id = "build-damaged"
     hint = "remove it with `flashnext build --remove KEY` and build again: objects are kept, so it is quick"

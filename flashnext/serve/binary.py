@@ -14,7 +14,6 @@ from flashnext.profile.load import Loaded
 
 SERVER = "llama-server"
 VGPU = "fn-vgpu"
-_STAMP = re.compile(r"^flashnext: version (\S+), series (\S+), features (\S*)\s*$", re.MULTILINE)
 _FLAG = re.compile(r"(?<![\w-])--?[a-zA-Z][a-zA-Z0-9-]*")
 _HEAD = re.compile(rf"{_FLAG.pattern}(,\s+{_FLAG.pattern})*")
 
@@ -65,11 +64,11 @@ def _stamp_problems(server: Path, series: str, env: dict[str, str]) -> list[str]
     if not done.ok:
         lines = (done.err + done.out).strip().splitlines()
         return [f"{server} --version ended with {done.code}: {lines[-1] if lines else 'no output'}"]
-    match = _STAMP.search(done.out + "\n" + done.err)
-    if match is None:
+    stamp = builds.parse_stamp(done.out + "\n" + done.err)
+    if stamp is None:
         return [f"{server} carries no stamp of flashnext: it was built elsewhere, or with --vanilla"]
-    if match[2] != series:
-        return [f"{server} was built from series {match[2][:12]}, this package has {series[:12]}"]
+    if stamp.series != series:
+        return [f"{server} was built from series {stamp.series[:12]}, this package has {series[:12]}"]
     return []
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flashnext import paths, services
 from flashnext.artefacts import state_written
-from flashnext.builds import Build
+from flashnext.builds import Build, get_build
 from flashnext.errors import FlashnextError, HostNotQualifiedError
 from flashnext.profile import command
 from flashnext.profile.load import Loaded
@@ -21,13 +21,17 @@ DRIVER_WAIT_S = 20.0
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says beside the profile. ``series`` is the hash of the package's own patches."""
+    """What the command line says beside the profile. ``series`` is the hash of the package's own patches.
+
+    ``build`` is the key of an installed build whose command line is asked for; a service never has one.
+    """
 
     series: str
     port: int | None = None
     model: Path | None = None
     head: Path | None = None
     hashes: bool = False
+    build: str | None = None
 
 
 def prepare(loaded: Loaded, options: Options, report: weights.Progress) -> Plan:
@@ -65,10 +69,13 @@ def prepare(loaded: Loaded, options: Options, report: weights.Progress) -> Plan:
 
 def sketch(loaded: Loaded, options: Options) -> Plan:
     """The plan of `--print-command`: it needs a build, and checks neither host nor files."""
-    build = binary.choose(loaded, options.series)
+    build = get_build(options.build) if options.build is not None else binary.choose(loaded, options.series)
     port = choose_port(loaded, options)
     files = weights.locate(loaded, model=options.model, head=options.head)
-    return draw(loaded, build, files, port)
+    plan = draw(loaded, build, files, port)
+    if plan.vgpu is not None and not Path(plan.vgpu).exists():  # a build without features has none to lend
+        return replace(plan, vgpu=str(binary.choose(loaded, options.series).bin / binary.VGPU))
+    return plan
 
 
 def draw(loaded: Loaded, build: Build, files: weights.Weights, port: int) -> Plan:

@@ -104,7 +104,10 @@ class Handler(BaseHTTPRequestHandler):
         event: dict[str, Any] = {"content": text, "tokens": [1]}
         if body.get("n_probs"):
             shift = CONFIG.get("shift", 0.0)
-            top = [{"id": i, "logprob": -0.1 * i + shift * (i % 3 == 1)} for i in range(body["n_probs"])]
+            top = [
+                {"id": i, "logprob": -0.1 * i + shift * (i % 3 == 1)}
+                for i in range(min(body["n_probs"], 30_000))
+            ]
             event["completion_probabilities"] = [{"id": 0, "logprob": 0.0, "top_logprobs": top}]
         self.events(event, {"content": "", "stop": True, "timings": timings(count, body["n_predict"])})
 

@@ -9,7 +9,7 @@ decode stock host experts against 48, 150 and 256 slots, forwards and backwards 
          one token and four (the shape of a verify batch)
 resident all experts in device memory, the upper bound; apart, so that the card may be held down for the rest
 overlap hits and misses together against one after the other; and uploads that arrive late into poisoned
-         slots, whose logits have to stay as they are
+         slots, whose logits have to stay as they are (these need a build with --tests)
 load from the page cache and without it: pinned, pageable, the stock loader, against a plain parallel read;
          and a prompt from pinned and from pageable memory
 """

@@ -6,10 +6,14 @@ import math
 import random
 from typing import Literal, NamedTuple
 
-Kind = Literal["fresh", "follow-up", "edit", "leaves", "over", "again"]
+Kind = Literal["fresh", "follow-up", "edit", "leaves", "settle", "over", "again"]
 
 
 class Step(NamedTuple):
+    """``settle`` follows a client that left: upstream's drafter pairs a prompt's first token with the last
+    hidden row of the request before, so this prompt's drafts, not its text, depend on how far that one came.
+    """
+
     kind: Kind
     prompt: tuple[int, ...]
     n_predict: int
@@ -46,6 +50,7 @@ def script(seed: int, count: int, longest: int, context: int) -> list[Step]:
         if kind == "leaves":
             steps.append(Step(kind, words(rng, longest), 400, rng.uniform(0.05, 2.0)))
             last = ()  # how far it came is a matter of time: nothing may build on it
+            steps.append(Step("settle", words(rng, 8), 4))
             continue
         if kind == "fresh":
             last = words(rng, length(rng, longest))

@@ -21,6 +21,14 @@ int main() {
 }
 """
 
+SWITCHES = """
+#include "fn-expert-switch.h"
+int main() {
+    setenv("FN_EXPERT_CACHE_MERGE", "1", 1);
+    return (fn_expert_test_switch_refused() ? 1 : 0) + 10*fn_expert_test_switch("FN_EXPERT_CACHE_MERGE");
+}
+"""
+
 
 def test_the_definition_reaches_builds_for_tests_alone(native_build: Any, tmp_path: Path) -> None:
     if native_build.objects is None:
@@ -50,5 +58,19 @@ def test_without_the_definition_no_fault_can_be_armed(
     (tmp_path / "main.cpp").write_text(MAIN)
     argv = ["c++", "-std=c++17", *definition, f"-I{source}", tmp_path / "main.cpp", source / PHASE]
     done = proc.run([*argv, "-o", tmp_path / "main"], timeout_s=60)
+    assert done.ok, done.err
+    assert proc.run([tmp_path / "main"]).code == code
+
+
+@pytest.mark.parametrize(("definition", "code"), [([], 1), (["-DFLASHNEXT_TESTS"], 10)])
+def test_without_the_definition_the_cache_refuses_its_test_switches(
+    definition: list[str], code: int, native_build: Any, tmp_path: Path
+) -> None:
+    if native_build.objects is None:
+        pytest.skip("FLASHNEXT_TEST_BIN is set: there are no sources of ours")
+    source = native_build.objects.parent / "patches/expert-cache/src"
+    (tmp_path / "main.cpp").write_text(SWITCHES)
+    argv = ["c++", "-std=c++17", *definition, f"-I{source}", tmp_path / "main.cpp", "-o", tmp_path / "main"]
+    done = proc.run(argv, timeout_s=60)
     assert done.ok, done.err
     assert proc.run([tmp_path / "main"]).code == code

@@ -98,6 +98,54 @@ def test_everybody_who_waits_is_told(phase_server: Start) -> None:
     assert one.ended(timeout_s=5) == EXIT_CODE
 
 
+def test_those_who_come_while_it_gives_up_are_told_too(phase_server: Start) -> None:
+    """Requests keep coming, ever more of them after the failure, until the process is gone."""
+    one = phase_server(phase={"UBATCH": "512", "FAULT": "restore:1"})
+    answers: list[tuple[float, float, int, str]] = []
+
+    def hammer(seed: int) -> None:
+        while one.child.poll() is None:
+            start = time.monotonic()
+            try:
+                answer = one.post(words(random.Random(seed), 5), 4, timeout_s=10)
+            except httpx.TransportError:
+                continue  # the process has ended, or ends
+            answers.append((start, time.monotonic(), answer.status_code, answer.text))
+
+    threads = [threading.Thread(target=hammer, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    assert one.ended(timeout_s=10) == EXIT_CODE
+    for thread in threads:
+        thread.join()
+    first = min(end for _, end, _, _ in answers)
+    late = [one for one in answers if one[0] > first]
+    assert len(late) > 3, "nobody came after the failure"
+    assert {code for _, _, code, _ in answers} == {503}
+    assert all("fn-phase-failed: restore" in text for *_, text in answers)
+    assert max(end - start for start, end, *_ in late) < 1
+
+
+def test_a_pool_that_cannot_grow_costs_one_prompt(
+    phase_server: Start, phase_gpus: tuple[VirtualGpu, ...]
+) -> None:
+    """What the guard around a CUDA pool makes of it, without CUDA: the batch fails, nothing else is lost."""
+    one = phase_server(phase={"UBATCH": "512", "FAULT": "pool:2"})
+    rng = random.Random(3)
+    first = words(rng, 700)
+    text = one.ask(first, 6)
+    memory = [gpu.books()["allocated_bytes"] for gpu in phase_gpus]
+    refused = one.post(words(rng, 900), 6)
+    assert (refused.status_code, refused.json()["error"]["message"]) == (500, "Compute error.")
+    one.idle()
+    assert one.begins_and_ends() == (2, 2) and one.markers("failed") == []
+    assert [gpu.books()["allocated_bytes"] for gpu in phase_gpus] == memory
+    again = one.ask(first, 6)
+    assert (again.cached, again.computed) == (0, 700), "the prompt that failed is forgotten"
+    assert again.content == text.content
+    assert one.begins_and_ends() == (3, 3)
+
+
 def test_a_stream_gets_the_error_too(phase_server: Start) -> None:
     one = phase_server(phase={"UBATCH": "512", "FAULT": "generation:1"})
     body: dict[str, Any] = {"prompt": [1, 2, 3] * 20, "n_predict": 4, "stream": True}

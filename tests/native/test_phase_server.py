@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
+import httpx
+import phase_record
 import pytest
 from native_servers import VirtualGpu
 from phase_script import Step, script, words
@@ -48,14 +52,34 @@ def test_prompts_at_the_large_micro_batch(phase_server: Start, phase_gpus: tuple
     steps = script(3, COUNT, LONGEST, CONTEXT)
     same = ("--ctx-checkpoints", "0")
     numbers = {"-c": str(CONTEXT)}
+    start = time.monotonic()
     control = phase_server(*same, numbers={**numbers, "-ub": "2048"})
     plain, _ = run(control, [s for s in steps if s.comparable], phase_gpus)
     assert control.begins_and_ends() == (0, 0) and control.metrics() == {}
 
+    between = time.monotonic()
     phase = phase_server(*same, phase={"UBATCH": "2048"}, numbers=numbers)
     texts, memory = run(phase, steps, phase_gpus)
+    phase_record.keep(
+        f"prompts-{COUNT}",
+        prompts=COUNT, longest=LONGEST, context=CONTEXT, kinds=Counter(step.kind for step in steps),
+        compared=len(texts), tokens=sum(len(s.prompt) for s in steps if s.comparable),
+        computed=sum(a.computed for a in texts), cached=sum(a.cached for a in texts),
+        same_text=[a.tokens for a in texts] == [a.tokens for a in plain],
+        drafted=sum(a.drafted for a in texts), accepted=sum(a.accepted for a in texts),
+        drafted_without=sum(a.drafted for a in plain), accepted_without=sum(a.accepted for a in plain),
+        stopped=len(phase.markers("stopped")), begins_and_ends=phase.begins_and_ends(),
+        device_bytes_after_each=sorted({tuple(m) for m in memory}),
+        seconds={"control": round(between - start, 1), "transaction": round(time.monotonic() - between, 1)},
+        begin_ms=phase_record.parts(phase.markers("begin")), end_ms=phase_record.parts(phase.markers("end")),
+    )  # fmt: skip
     assert [a.tokens for a in texts] == [a.tokens for a in plain]
-    assert [(a.drafted, a.accepted) for a in texts] == [(a.drafted, a.accepted) for a in plain]
+    kinds = [step.kind for step in steps if step.comparable]
+    drafts = [
+        [(a.drafted, a.accepted) for a, kind in zip(answers, kinds, strict=True) if kind != "settle"]
+        for answers in (texts, plain)
+    ]
+    assert drafts[0] == drafts[1]
     assert sum(a.drafted for a in texts) > COUNT, "the drafter worked"
     assert memory[1:] == memory[:-1], "flat after the first"
     begins, ends = phase.begins_and_ends()
@@ -150,6 +174,29 @@ def test_a_client_that_leaves_costs_one_micro_batch(
         assert marker["n_tokens"] % 512 == 0 and marker["n_tokens"] < marker["n_batch"]
     assert [gpu.books()["allocated_bytes"] for gpu in phase_gpus] == base
     assert one.ask(words(rng, 900), 8).computed == 900
+
+
+def test_metrics_answer_during_a_transition(phase_server: Start, phase_gpus: tuple[VirtualGpu, ...]) -> None:
+    """A device that does not answer holds the begin up; whoever reads metrics and slots is not held up."""
+    one = phase_server(phase={"UBATCH": "2048"})
+    prompt = words(random.Random(6), 300)
+    one.ask(prompt[:20], 4)
+    client = threading.Thread(target=one.ask, args=(prompt, 4))
+    phase_gpus[0].child.send_signal(signal.SIGSTOP)
+    try:
+        client.start()
+        assert proc.wait_until(lambda: len(one.markers("decided")) == 2, timeout_s=30, every_s=0.02)
+        start = time.monotonic()
+        metrics = [one.metrics("fn_") for _ in range(5)]
+        slots = httpx.get(f"{one.url}/slots", timeout=5).json()
+        assert time.monotonic() - start < 1
+        assert one.begins_and_ends() == (1, 1), "still in the transition"
+        assert {m["fn_phase_begins_total"] for m in metrics} == {1}
+        assert slots[0]["is_processing"]
+    finally:
+        phase_gpus[0].child.send_signal(signal.SIGCONT)
+        client.join()
+    assert one.begins_and_ends() == (2, 2)
 
 
 def test_two_clients_take_turns(phase_server: Start) -> None:

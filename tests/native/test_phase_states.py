@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
+import phase_record
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -153,7 +155,7 @@ class PhaseMachine(RuleBasedStateMachine):
 
 def test_any_sequence_of_commands(phase_child: Start) -> None:
     PhaseMachine.child = phase_child()
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         PhaseMachine,
         settings=settings(
             max_examples=EXAMPLES, stateful_step_count=14, deadline=None, derandomize=True,
@@ -232,6 +234,7 @@ def test_many_transitions_leave_nothing_behind(
     one("open", micro_batch=SMALL, prompt=LARGE, draft=True, verify=True)
     first: dict[str, Any] = {}
     rss: list[int] = []
+    start = time.monotonic()
     for n in range(TRANSITIONS):
         one("clear")
         before = one("state")
@@ -252,9 +255,16 @@ def test_many_transitions_leave_nothing_behind(
             first = now
         if n >= SETTLED:
             rss.append(one("rss")["rss_bytes"])
-    assert now == first
-    assert after["generation"] == 2 * TRANSITIONS
     quarter = len(rss) // 4
     # graphs of a few MiB come and go: what every late sample has above the early ones is growth
     growth = min(rss[-quarter:]) - max(rss[:quarter])
+    phase_record.keep(
+        f"transitions-{TRANSITIONS}",
+        transitions=TRANSITIONS, seconds=round(time.monotonic() - start, 1), settled_after=SETTLED + 1,
+        settled=first, last=now, generation=after["generation"],
+        rss_bytes={"first_quarter_max": max(rss[:quarter]), "last_quarter_min": min(rss[-quarter:])},
+        begin_ms=phase_record.parts(one.markers("begin")), end_ms=phase_record.parts(one.markers("end")),
+    )  # fmt: skip
+    assert now == first
+    assert after["generation"] == 2 * TRANSITIONS
     assert growth < 2 << 20, f"{growth / TRANSITIONS:.0f} bytes a transition"

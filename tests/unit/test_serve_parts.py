@@ -27,6 +27,11 @@ FAKES = Path(__file__).parents[1] / "fakes"
     [
         ("CUDA error: out of memory", "vram", Action.RESTART),
         (
+            "phase-prefill: CUDA0: no memory for the scratch space of the prompt: 66 MiB more are needed",
+            "prompt-memory",
+            Action.WARN,
+        ),
+        (
             "ggml_backend_cuda_buffer_type_alloc_buffer: cudaMalloc failed: out of memory",
             "vram",
             Action.RESTART,

@@ -1,6 +1,7 @@
 #include "fn-expert-cache-impl.h"
 
 #include "fn-cache-marker.h"
+#include "fn-expert-switch.h"
 
 #include "llama-context.h"
 #include "llama-model.h"
@@ -145,14 +146,17 @@ int32_t fn_expert_cache::find_layers() {
         }
         n_spare = fn_expert_lru::spare_needed(params.n_slots, n_used, params.n_inserts);
 
-        const char * late = getenv("FN_EXPERT_CACHE_TEST_LATE");
-        slots.reset(new fn_expert_slots(std::move(slot_layers), backends, params.n_slots + n_spare, late ? atoi(late) : 0));
+        slots.reset(new fn_expert_slots(
+                std::move(slot_layers), backends, params.n_slots + n_spare, fn_expert_test_switch("FN_EXPERT_CACHE_TEST_LATE")));
     }
     return FN_EXPERT_CACHE_OK;
 }
 
 int32_t fn_expert_cache::init_switches() {
-    merge  = fn_env_on("FN_EXPERT_CACHE_MERGE");
+    if (const char * name = fn_expert_test_switch_refused()) {
+        return refuse(FN_EXPERT_CACHE_BAD_SWITCH, std::string(name) + " is set; only a build for tests has it");
+    }
+    merge  = fn_expert_test_switch("FN_EXPERT_CACHE_MERGE") != 0;
     serial = fn_env_on("FN_EXPERT_CACHE_SERIAL");
 
     if (const char * path = getenv("FN_EXPERT_CACHE_ROUTING")) {

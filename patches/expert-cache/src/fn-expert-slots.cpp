@@ -65,14 +65,11 @@ fn_expert_slots::fn_expert_slots(std::vector<fn_slot_layer> layers_in, const std
     }
 
     if (n_late > 0) {
-        size_t slot_max = 0;
         for (const fn_slot_layer & layer : layers) {
             for (const ggml_tensor * dst : layer.dst) {
                 slot_max = std::max(slot_max, dst->nb[2]);
             }
         }
-        junk  .assign(FN_LATE_BYTES, 0);
-        poison.assign(slot_max, 0xff); // a NaN in every float type, and as the scale of a quantized block
     }
 }
 
@@ -146,6 +143,7 @@ void fn_expert_slots::free() {
             t->buffer = nullptr;
         }
         device.late_buf.reset();
+        device.late_src.reset();
         device.late_ctx.reset();
         device.late_dst = nullptr;
     }
@@ -157,6 +155,11 @@ void fn_expert_slots::make_late(fn_slot_device & device) {
     device.late_dst = ggml_new_tensor_1d(device.late_ctx.get(), GGML_TYPE_I8, FN_LATE_BYTES);
     device.late_buf.reset(ggml_backend_alloc_ctx_tensors_from_buft(device.late_ctx.get(), ggml_backend_dev_buffer_type(device.dev)));
     GGML_ASSERT(device.late_buf);
+
+    ggml_backend_buffer_type_t host = ggml_backend_dev_host_buffer_type(device.dev);
+    device.late_src.reset(ggml_backend_buft_alloc_buffer(host ? host : ggml_backend_cpu_buffer_type(), std::max(FN_LATE_BYTES, slot_max)));
+    GGML_ASSERT(device.late_src);
+    ggml_backend_buffer_clear(device.late_src.get(), 0xff); // a NaN in every float type, and as the scale of a quantized block
 }
 
 void fn_expert_slots::upload(int32_t il, int32_t expert, int32_t slot) {
@@ -172,11 +175,12 @@ void fn_expert_slots::upload(int32_t il, int32_t expert, int32_t slot) {
     };
 
     if (n_late > 0) {
+        const void * poison = ggml_backend_buffer_get_base(device.late_src.get());
         for (ggml_tensor * dst : layer.dst) {
-            set(dst, poison.data(), slot*dst->nb[2], dst->nb[2]);
+            set(dst, poison, slot*dst->nb[2], dst->nb[2]);
         }
         for (int32_t i = 0; i < n_late; ++i) {
-            set(device.late_dst, junk.data(), 0, junk.size());
+            set(device.late_dst, poison, 0, FN_LATE_BYTES);
         }
     }
 

@@ -34,6 +34,7 @@ struct fn_slot_device {
     // delays uploads and poisons slots, for tests of the order of writes and reads
     ggml_context_ptr        late_ctx;
     ggml_backend_buffer_ptr late_buf;
+    ggml_backend_buffer_ptr late_src; // page-locked where the device can: the copies are queued, the host does not wait
     ggml_tensor *           late_dst = nullptr;
 };
 
@@ -67,6 +68,5 @@ private:
     const int32_t n_late;
 
     std::vector<ggml_backend_event_ptr> events; // per layer, null without events
-    std::vector<uint8_t>                junk;
-    std::vector<uint8_t>                poison;
+    size_t                              slot_max = 0; // bytes of the largest slot of one tensor
 };

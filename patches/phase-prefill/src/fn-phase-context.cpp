@@ -78,6 +78,7 @@ public:
 
 using fn_release_pools_t = size_t (*)(ggml_backend_t);
 using fn_grow_pool_t     = bool   (*)(ggml_backend_t, size_t);
+using fn_guard_pools_t   = void   (*)(ggml_backend_t, bool);
 
 template <typename T> T fn_proc(ggml_backend_t backend, const char * name) {
     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
@@ -96,14 +97,36 @@ void fn_phase_context::quiesce() {
     ctx.gf_res_prev_active = nullptr;
 }
 
-void fn_phase_context::release(bool prompt) {
-    quiesce();
-
-    // an empty scheduler instead of none: the context can be destroyed, or asked for its sizes, at any time
+// an empty scheduler instead of none: the context can be destroyed, or asked for its sizes, at any time
+void fn_phase_context::drop_scheduler() {
     ctx.sched.reset();
     ctx.sched.reset(ggml_backend_sched_new(
             ctx.backend_ptrs.data(), ctx.backend_buft.data(), ctx.backend_ptrs.size(), 8, false, ctx.cparams.op_offload));
     ctx.sched_need_reserve = true;
+}
+
+void fn_phase_context::keep_host() {
+    for (size_t i = 0; i < ctx.backend_ptrs.size(); ++i) {
+        if (!host && ggml_backend_buft_is_host(ctx.backend_buft[i])) {
+            host.reset(new fn_phase_host(ctx.backend_buft[i]));
+            ctx.backend_buft[i] = host->type();
+        }
+    }
+}
+
+void fn_phase_context::let_host_go() {
+    if (!host) {
+        return;
+    }
+    quiesce();
+    std::replace(ctx.backend_buft.begin(), ctx.backend_buft.end(), host->type(), host->inner);
+    drop_scheduler();
+    host.reset();
+}
+
+void fn_phase_context::release(bool prompt) {
+    quiesce();
+    drop_scheduler();
 
     std::vector<size_t> & largest = pool_bytes[prompt];
     largest.resize(ctx.backend_ptrs.size());
@@ -130,6 +153,11 @@ bool fn_phase_context::reserve(uint32_t n_ubatch, bool prompt, std::string & err
     if (ctx.cparams.pipeline_parallel != pipeline) {
         error = "pipeline parallelism was lost";
         return false;
+    }
+    for (ggml_backend_t backend : ctx.backend_ptrs) {
+        if (auto guard_pools = fn_proc<fn_guard_pools_t>(backend, "fn_phase_guard_pools")) {
+            guard_pools(backend, prompt);
+        }
     }
     for (size_t i = 0; i < pool_bytes[prompt].size(); ++i) {
         ggml_backend_t backend = ctx.backend_ptrs[i];

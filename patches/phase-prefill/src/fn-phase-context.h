@@ -1,9 +1,11 @@
 #pragma once
 
+#include "fn-phase-host.h"
 #include "fn-phase-link.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,7 +22,12 @@ struct fn_phase_context {
     // prompt: they served a prompt, so they say how large a prompt's pools get
     void release(bool prompt);
 
-    // reserves for this physical micro-batch, as a new context would, and pools as large as any before.
+    // the host's part of the workspace keeps its memory from the next release on, until it is let go
+    void keep_host();
+    void let_host_go();
+
+    // reserves for this physical micro-batch, as a new context would, and pools as large as any before. While a prompt
+    // runs, a pool that cannot grow further is an error of decode() (-2) instead of an abort.
     // false: what failed is in error
     bool reserve(uint32_t n_ubatch, bool prompt, std::string & error);
 
@@ -43,6 +50,10 @@ struct fn_phase_context {
     llama_context & ctx;
 
 private:
+    void drop_scheduler();
+
+    std::unique_ptr<fn_phase_host> host;
+
     // largest pool seen per backend: while decoding, and in a prompt
     std::vector<size_t> pool_bytes[2];
 };

@@ -5,7 +5,7 @@
 #ifdef FLASHNEXT_TESTS
 
 bool fn_phase_fault::set(const char * text) {
-    static const char * const points[] = { "begin", "reserve", "restore", "upload", "generation", "corrupt" };
+    static const char * const points[] = { "begin", "reserve", "restore", "upload", "generation", "corrupt", "pool" };
 
     armed = false;
     if (!text || !*text) {

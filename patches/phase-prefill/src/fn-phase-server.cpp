@@ -61,7 +61,7 @@ void fn_phase_server::follow(int id, int32_t n_new, int32_t n_cached) {
 
     if (open && id != id_decided) {
         // the prompt is done, or its client is gone
-        if (fn_phase_end(phase.get()) != FN_PHASE_OK) {
+        if (transition([this]() { return fn_phase_end(phase.get()); }) != FN_PHASE_OK) {
             give_up();
         }
     }
@@ -82,9 +82,15 @@ void fn_phase_server::follow(int id, int32_t n_new, int32_t n_cached) {
             ",\"n_cached\":" + std::to_string(n_cached) + ",\"min_tokens\":" + std::to_string(config.min_tokens) +
             ",\"begin\":" + (wanted ? "true" : "false") + "}");
 
-    if (wanted && fn_phase_begin(phase.get(), n_new) != FN_PHASE_OK) {
+    if (wanted && transition([this, n_new]() { return fn_phase_begin(phase.get(), n_new); }) != FN_PHASE_OK) {
         give_up();
     }
+}
+
+int32_t fn_phase_server::transition(const std::function<int32_t()> & work) {
+    int32_t result = FN_PHASE_BROKEN;
+    reach.beside([&]() { result = work(); });
+    return result;
 }
 
 // Every client gets an answer, then the process ends: nothing is computed on a state that is half restored.
@@ -92,14 +98,19 @@ void fn_phase_server::give_up() {
     const std::string message = std::string("fn-phase-failed: ") + fn_phase_last_check(phase.get()) + ": " +
         fn_phase_last_detail(phase.get()) + "; the server restarts, try again";
 
-    for (const int id : reach.waiting()) {
-        reach.answer(id, message);
-    }
-    const auto deadline = std::chrono::steady_clock::now() + FN_DRAIN_MAX;
-    while (!reach.waiting().empty() && std::chrono::steady_clock::now() < deadline) {
+    // also to those who come while others are being told: no loop takes their tasks any more
+    std::unordered_set<int> told;
+    const auto start = std::chrono::steady_clock::now();
+    auto quiet = start; // since when nobody waits
+    for (auto now = start; now - start < FN_DRAIN_MAX && now - quiet < FN_DRAIN_NET; now = std::chrono::steady_clock::now()) {
+        for (const int id : reach.waiting()) {
+            quiet = now;
+            if (told.insert(id).second) {
+                reach.answer(id, message);
+            }
+        }
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    std::this_thread::sleep_for(FN_DRAIN_NET);
 
     fn_phase_print_failed(phase.get());
     fflush(nullptr);

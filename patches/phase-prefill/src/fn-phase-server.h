@@ -21,6 +21,7 @@ public:
     struct clients {
         std::function<std::unordered_set<int>()>      waiting;
         std::function<void(int, const std::string &)> answer;
+        std::function<void(std::function<void()>)>    beside; // runs work while /metrics and /slots are still answered
     };
 
     // false: refused, with the reason printed. Does nothing when the setting is off
@@ -51,6 +52,7 @@ private:
 
     // id: of the task whose prompt is being computed, -1 for none
     void follow(int id, int32_t n_new, int32_t n_cached);
+    int32_t transition(const std::function<int32_t()> & work);
     void dump_logits(int id, int32_t n_prompt, int32_t i);
 
     [[noreturn]] void give_up();

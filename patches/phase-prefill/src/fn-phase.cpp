@@ -30,6 +30,7 @@ fn_phase::fn_phase(llama_context * ctx_tgt, llama_context * ctx_dft, fn_phase_pa
 fn_phase::~fn_phase() {
     for (fn_phase_context & context : contexts) {
         context.link() = fn_phase_link();
+        context.let_host_go();
     }
 }
 
@@ -127,6 +128,7 @@ bool fn_phase::quiesce() {
 
 bool fn_phase::release() {
     for (fn_phase_context & context : contexts) {
+        context.keep_host();
         context.release(false);
     }
     const int32_t result = fn_expert_cache_release(cache);
@@ -141,6 +143,8 @@ bool fn_phase::reserve(bool prompt) {
     if (prompt && fault.hits("reserve", n_begin)) {
         return fail("reserve", "fault");
     }
+    // as when a pool cannot grow in the prompt
+    contexts[0].link().fault = prompt && fault.hits("pool", n_begin) ? -2 : 0;
     for (size_t i = 0; i < contexts.size(); ++i) {
         std::string error;
         // a draft with a larger micro-batch of its own keeps it

@@ -97,7 +97,7 @@ LLAMA_API void    fn_phase_set_stop   (struct fn_phase * phase, bool (*stop)(voi
 LLAMA_API int32_t fn_phase_tokens_done(const struct fn_phase * phase);
 
 // For tests, in builds with FLASHNEXT_TESTS: "point:n" makes this point fail at the n-th begin, NULL or "" clears it.
-// Points: begin reserve restore upload generation corrupt. BAD_PARAMS in any other build, or when it is malformed.
+// Points: begin reserve restore upload generation corrupt pool. BAD_PARAMS in any other build, or when it is malformed.
 LLAMA_API int32_t fn_phase_set_fault(struct fn_phase * phase, const char * fault);
 
 // Prometheus text; writes at most size bytes with the terminator, returns the length needed without it

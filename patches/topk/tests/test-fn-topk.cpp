@@ -170,11 +170,12 @@ static double fn_time_scores_us(ggml_backend_t backend, const fn_case & c) {
     return us;
 }
 
-static void fn_bench(ggml_backend_t backend, const char * label) {
+// only_ncols: 0 for all
+static void fn_bench(ggml_backend_t backend, const char * label, const int64_t only_ncols) {
     std::mt19937 rng(1);
     for (const int64_t ncols : { 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576 }) {
         for (const int64_t nrows : { 1, 4, 32, 128, 512, 2048 }) {
-            if (ncols * nrows > (int64_t) 1 << 31) {
+            if (ncols * nrows > (int64_t) 1 << 31 || (only_ncols != 0 && ncols != only_ncols)) {
                 continue;
             }
             const fn_case c = { "blocks", ncols, nrows, (int) std::min<int64_t>(2051, ncols) };
@@ -207,8 +208,8 @@ int main(int argc, char ** argv) {
         return 77;
     }
     ggml_backend_t backend = ggml_backend_dev_init(dev, nullptr);
-    if (argc == 3 && strcmp(argv[1], "--bench") == 0) {
-        fn_bench(backend, argv[2]);
+    if ((argc == 3 || argc == 4) && strcmp(argv[1], "--bench") == 0) {
+        fn_bench(backend, argv[2], argc == 4 ? atoll(argv[3]) : 0);
         ggml_backend_free(backend);
         return 0;
     }

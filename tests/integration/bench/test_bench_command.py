@@ -53,7 +53,7 @@ def test_the_plan_starts_nothing(bench: Shell) -> None:
     assert done.returncode == 0, done.stderr
     assert "decode: Writing after a prompt" in done.stdout
     assert "gate processes (checks)" in done.stdout
-    assert not list(bench.root.rglob("samples.jsonl"))
+    assert not (bench.root / "state").exists(), "planning writes nothing"
     data = json.loads(bench("decode", "--plan", "--json").stdout)
     assert [s["id"] for s in data["scenarios"]] == ["decode"]
 
@@ -108,4 +108,6 @@ def test_usage_errors_come_before_anything_starts(bench: Shell) -> None:
     assert bench("decode", "--vram-limit=lots").returncode == 2
     assert bench("decode", "--arm=fastest").returncode == 2
     assert bench("decode", "--build=abc").returncode == 2
+    nosuch = bench("decode", "--settings=nosuch", bench.arm("control"))
+    assert nosuch.returncode == 2 and "bench-1gpu-vanilla, default, demo" in nosuch.stderr
     assert not list(bench.root.rglob("samples.jsonl"))

@@ -18,20 +18,24 @@ import pytest
 from flashnext.bench import link
 from flashnext.bench.cuda import CudaError, Driver
 from flashnext.bench.hold import hold, parse_size, vram_limit
-from flashnext.bench.memory import VirtualDevices, Watch, devices_of, smi_row
+from flashnext.bench.memory import CudaDevices, VirtualDevices, Watch, devices_of, smi_row
 from flashnext.errors import UsageError, VramHoldFailedError
 
 GIB = 2**30
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+def compiled(folder: Path, name: str) -> str:
     compiler = shutil.which("cc")
     assert compiler is not None, "the tests need a C compiler"
-    target = tmp_path_factory.mktemp("cuda") / "libcuda.so"
-    source = Path(__file__).parents[2] / "fakes" / "libcuda.c"
+    source = Path(__file__).parents[2] / "fakes" / f"{name}.c"
+    target = folder / f"{name}.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", target, source], check=True)
     return str(target)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return compiled(tmp_path_factory.mktemp("cuda"), "libcuda")
 
 
 def test_sizes() -> None:
@@ -164,6 +168,24 @@ def test_memory_of_virtual_gpus_is_watched_over_a_request() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     assert VirtualDevices([port]).used_bytes() == []
+
+
+def test_memory_is_read_from_the_management_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = CudaDevices(compiled(tmp_path, "libnvml"))
+    assert [devices.used_bytes(), devices.used_bytes()] == [[100, 200], [101, 201]]
+    watch = Watch(devices, every_s=0.001)
+    watch.begin()
+    time.sleep(0.2)
+    watch.end()
+    assert len(watch.taken()) > 20, "no process is started for a sample"
+    while devices.used_bytes():
+        pass  # until the library refuses: then nothing is said
+    # without the library nvidia-smi is asked
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text('#!/bin/sh\necho "1024, 45, 1410, 1593, 71.26, 4, 16"\n')
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert CudaDevices("/nonexistent/libnvidia-ml.so").used_bytes() == [1024 * 2**20]
 
 
 def test_a_line_of_nvidia_smi() -> None:

@@ -312,6 +312,18 @@ def test_log_probabilities(bench: Bench) -> None:
     assert (row.items, row.argmax_equal) == (2, 2)
 
 
+def test_log_probabilities_over_the_whole_vocabulary(bench: Bench) -> None:
+    bench.config |= {"candidate": {"shift": 0.05}, "ubatch:2048": {"shift": 0.02}}
+    bench.run(scenario("logits", "logits", [{"depth": 64}], top=9, spread=600, warm_up=0), processes=2)
+    rows = {(r.control, r.candidate): r for r in result.compute(bench.samples()).logits}
+    row = rows["control", "candidate"]
+    assert row.vocabulary == 30_000 and 500 < row.tokens / row.items < 700
+    assert (row.max_abs, row.mean_abs) == (pytest.approx(0.05), pytest.approx(0.05 / 3, rel=0.2))
+    assert rows["control", "ubatch:2048"].max_abs == pytest.approx(0.02)
+    assert rows["ubatch:2048", "candidate"].max_abs == pytest.approx(0.03)
+    assert "a spread over 30,000" in (report.write(bench.out), (bench.out / "report.md").read_text())[1]
+
+
 def test_the_soak_mixes_requests_in_one_process(bench: Bench) -> None:
     soak = scenario("soak", "soak", [{"depth": 96}], duration_s=1.5, own_process=True)
     bench.run(soak)

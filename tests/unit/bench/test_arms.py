@@ -5,16 +5,34 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flashnext import builds
 from flashnext.bench import checks
-from flashnext.bench.arms import Arm, from_commands, from_profile
+from flashnext.bench.arms import Arm, from_commands, from_profile, kill_switches
 from flashnext.errors import ArmUnknownError
 from flashnext.profile.load import load
 
 
+class Installed:
+    """As much of a build as the arms ask for."""
+
+    def __init__(self, *features: str) -> None:
+        self.features = dict.fromkeys(features, "")
+
+
+@pytest.fixture
+def abc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed build ``abc`` that lacks topk, and a vanilla one."""
+    known = {"abc": Installed("tiled-qsa", "phase-prefill"), "vanilla": Installed()}
+    monkeypatch.setattr(builds, "get_build", known.__getitem__)
+
+
+@pytest.mark.usefixtures("abc")
 def test_the_qualified_profile_gives_arms_that_load_again(tmp_path: Path) -> None:
     names = ["candidate", "control", "bypass", "vanilla", "without:expert-cache", "without:topk"]
-    made = from_profile("2x3090", names, tmp_path, builds={"without:topk": "abc"})
+    made = from_profile("2x3090", names, tmp_path, named={"without:topk": "abc"})
     assert made.context == 261888
+    assert not list(tmp_path.iterdir()), "planning writes nothing"
+    made.write()
     profiles = {a.name: load(str(a.profile)).profile for a in made.arms}
     assert profiles["candidate"] == load("2x3090").profile
     assert profiles["control"].phase_prefill is None and profiles["control"].expert_cache is not None
@@ -44,7 +62,9 @@ def test_arms_stay_on_loopback_without_a_key(tmp_path: Path) -> None:
     data["server"] |= {"host": "0.0.0.0", "api_key_file": "/etc/keys", "control_port": 8081}
     path = tmp_path / "open.yaml"
     path.write_text(yaml.safe_dump(data))
-    for arm in from_profile(str(path), ["control", "candidate"], tmp_path / "arms").arms:
+    made = from_profile(str(path), ["control", "candidate"], tmp_path / "arms")
+    made.write()
+    for arm in made.arms:
         server = load(str(arm.profile)).profile.server
         assert (server.host, server.api_key_file, server.control_port) == ("127.0.0.1", None, None)
 
@@ -58,9 +78,46 @@ def test_a_profile_without_the_transaction_is_called_a_comparison_with_itself(tm
     assert "no transaction" in made.remarks[0]
 
 
-def test_unknown_arms_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArmUnknownError, match="fastest"):
-        from_profile("demo", ["fastest"], tmp_path)
+@pytest.mark.parametrize("arm", ["fastest", "ubatch:9000", "ubatch:x", "without:fn-vgpu", "without:nothing"])
+def test_unknown_arms_are_refused(tmp_path: Path, arm: str) -> None:
+    with pytest.raises(ArmUnknownError, match=arm.partition(":")[2] or arm):
+        from_profile("demo", [arm], tmp_path)
+
+
+def test_a_build_for_no_arm_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArmUnknownError, match="vanila"):
+        from_profile("demo", ["vanilla"], tmp_path, named={"vanila": "abc"})
+
+
+@pytest.mark.usefixtures("abc")
+def test_features_that_no_profile_turns_off_are_turned_off_by_their_switch(tmp_path: Path) -> None:
+    made = from_profile("demo", ["control", "vanilla", "without:topk"], tmp_path)
+    off = {a.name: dict(a.switches) for a in made.arms}
+    assert off["control"] == {} and off["without:topk"] == {"FN_TOPK": "0"}
+    assert off["vanilla"] == {name: "0" for name in kill_switches().values()}
+    assert {"FN_TOPK", "FN_TILED_QSA"} <= set(off["vanilla"])
+    assert all(a.direct for a in made.arms), "the supervisor passes no such variable on"
+    assert made.arms[2].environment["FN_TOPK"] == "0"
+    named = from_profile(
+        "demo", ["vanilla", "without:topk"], tmp_path, named={"vanilla": "vanilla", "without:topk": "abc"}
+    )
+    assert [dict(a.switches) for a in named.arms] == [{}, {}]
+    assert not from_profile("demo", ["control", "candidate"], tmp_path).arms[0].direct
+
+
+def test_the_resident_arm_has_its_experts_on_the_devices_and_no_limit(tmp_path: Path) -> None:
+    made = from_profile("bench-1gpu", ["candidate", "ubatch:2048", "resident"], tmp_path)
+    made.write()
+    candidate, larger, resident = made.arms
+    profile = load(str(resident.profile)).profile
+    assert [r.tensors for r in profile.placement] == ["per_layer_token_embd\\.weight"]
+    assert (profile.expert_cache, profile.mtp, profile.phase_prefill) == (None, None, None)
+    assert profile.context.micro_batch == 2048
+    assert candidate.limited and not resident.limited
+    assert "without a limit" in made.remarks[0]
+    larger_profile = load(str(larger.profile)).profile
+    assert larger_profile.context.micro_batch == 2048 and larger_profile.phase_prefill is None
+    assert larger_profile.expert_cache is not None and larger.min_tokens is None
 
 
 def test_commands_take_their_environment_and_their_port() -> None:

@@ -85,10 +85,52 @@ def test_llama_bench_is_imported_as_one_process(tmp_path: Path) -> None:
     assert again.exit_code != 0
 
 
-def test_another_json_is_no_llama_bench(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text("[{}]")
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[{}]", "test 1: n_prompt"),
+        ("{}", "test 1: n_prompt"),
+        ("[]", "no list of tests"),
+        ("5", "no list of tests"),
+        ("nonsense", "Expecting value"),
+        ('[{"n_prompt": 1, "n_gen": 0, "samples_ns": "y"}]', "samples_ns"),
+        ('[{"n_prompt": 1, "n_gen": 0, "samples_ns": []}]', "samples_ns"),
+        ('[{"n_prompt": 1, "n_gen": 0, "samples_ns": [0]}]', "samples_ns.0"),
+        ('[{"n_prompt": 1, "n_gen": 5, "samples_ns": [9]}]', "mixes prompt and generation"),
+    ],
+)
+def test_another_file_is_no_llama_bench(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "x.json").write_text(text)
     done = RUNNER.invoke(app, ["import", str(tmp_path / "x.json"), "--out", str(tmp_path / "out")])
     assert isinstance(done.exception, SamplesUnreadableError)
+    assert words in " ".join(done.exception.context)
+    assert not (tmp_path / "out" / "samples.jsonl").exists()
+
+
+def test_json_lines_of_llama_bench(tmp_path: Path) -> None:
+    file = tmp_path / "bench.jsonl"
+    for number, tests in enumerate((LLAMA_BENCH, LLAMA_BENCH[:1])):
+        file.write_text("".join(json.dumps(test) + "\n" for test in tests))
+        words = ["import", str(file), "--json", "--out", str(tmp_path / str(number))]
+        done = RUNNER.invoke(app, words)
+        assert done.exit_code == 0 and json.loads(done.stdout)["gates"] == []
+
+
+@pytest.mark.parametrize("text", ["[]", "5", '"x"', '{"schema_version": 1}', "nonsense"])
+def test_what_is_no_result_is_not_compared(tmp_path: Path, text: str) -> None:
+    (tmp_path / "result.json").write_text(text)
+    for path in (tmp_path, tmp_path / "result.json"):
+        with pytest.raises(SamplesUnreadableError) as caught:
+            compare.load(path)
+        assert "a result.json or its folder" in caught.value.advice
+        assert len(caught.value.context) <= 4
+
+
+def test_a_folder_without_a_result_is_told_how_to_get_one(tmp_path: Path) -> None:
+    (tmp_path / "samples.jsonl").write_text("")
+    with pytest.raises(SamplesUnreadableError) as caught:
+        compare.load(tmp_path)
+    assert "flashnext bench report" in caught.value.advice
 
 
 def test_pooled_ratio_uses_processes_that_have_every_cell() -> None:

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from flashnext.bench.extra import PACKAGES, check_extra
 from flashnext.bench.stats import Pair, paired_ratio
 from flashnext.errors import BenchExtraMissingError
 
@@ -28,3 +29,12 @@ def test_a_missing_package_is_explained(monkeypatch: pytest.MonkeyPatch) -> None
         paired_ratio([Pair(k % 2 == 0, 1.0, 1.0 + k) for k in range(4)])
     assert "'.[bench]'" in caught.value.advice
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_it_is_missed_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    check_extra()
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(BenchExtraMissingError, match=name) as caught:
+        check_extra()
+    assert caught.value.context == ("nothing was started",)

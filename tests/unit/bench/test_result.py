@@ -169,7 +169,9 @@ def test_the_verdict_of_gates_overall() -> None:
     assert overall([]) == Outcome.TOO_LITTLE
 
 
-@pytest.mark.parametrize("profile", ["2x3090", "demo", "bench12", "anything"])
+@pytest.mark.parametrize(
+    "profile", ["2x3090", "demo", "bench-1gpu", "bench-1gpu-short", "bench-1gpu-vanilla", "anything"]
+)
 def test_the_shipped_gates_are_valid_and_check_processes(profile: str) -> None:
     assert load_gates(profile).gates[0].kind == "checks"
 

@@ -6,6 +6,7 @@ import pytest
 import synthetic as made
 
 from flashnext.bench import samples as files
+from flashnext.bench.matching import halves
 from flashnext.bench.plan import items
 from flashnext.bench.samples import Samples, Writer
 from flashnext.errors import SamplesUnreadableError
@@ -43,7 +44,7 @@ def test_a_process_without_its_end_is_not_counted_and_its_repeat_is() -> None:
     ]
     found = Samples(rows)
     assert [r.process for r in found.requests] == ["0.2"]
-    assert (found.unfinished, found.done, found.attempts) == (1, {0}, {0: 2})
+    assert (found.unfinished, found.done_for(""), found.attempts) == (1, {0}, {0: 2})
 
 
 def test_two_complete_attempts_count_once() -> None:
@@ -59,6 +60,43 @@ def test_two_complete_attempts_count_once() -> None:
             made.end(name, 1),
         ]
     assert [r.process for r in Samples(rows).requests] == ["0.1"]
+
+
+def in_sittings(*parts: tuple[str, list[int]]) -> Samples:
+    """Complete processes of these indexes, each in its sitting."""
+    plan = made.plan(made.scenario("decode"))
+    rows: list[files.Row] = []
+    attempts: dict[int, int] = {}
+    for place, (sitting, indexes) in enumerate(parts):
+        rows.append(made.header(plan).model_copy(update={"sitting": sitting}))
+        for index in indexes:
+            session = plan.sessions[index]
+            attempts[index] = attempts.get(index, 0) + 1
+            name = f"{index}.{attempts[index]}"
+            rows += [
+                made.process(session, attempts[index]).model_copy(update={"process": name}),
+                made.request(session, next(items(plan, session)), 1, 100 + place, process=name),
+                made.end(name, 1),
+            ]
+    return Samples(rows)
+
+
+def test_arms_are_compared_within_one_sitting_alone() -> None:
+    # two half blocks of two arms: the second is begun on one machine, and another would end it
+    split = in_sittings(("a", [0, 1, 2]), ("b", [3]))
+    assert [(p.index, q.index) for p, q in halves(split, "control", "candidate")] in ([(0, 1)], [(1, 0)])
+    assert split.done_for("b") == {0, 1}
+    assert in_sittings(("a", [0, 1, 2])).done_for("b") == {0, 1}
+    assert in_sittings(("a", [0, 1, 2])).done_for("a") == {0, 1, 2}
+    whole = in_sittings(("a", [0, 1, 2]), ("b", [2, 3]))
+    assert len(list(halves(whole, "control", "candidate"))) == 2
+    assert {p.process: whole.sitting[p.process] for p in whole.processes} == {
+        "0.1": "a", "1.1": "a", "2.2": "b", "3.1": "b",
+    }  # fmt: skip
+    assert whole.done_for("c") == {0, 1, 2, 3}
+    assert whole.unfinished == 0
+    again = in_sittings(("a", [0, 1]), ("b", [0, 1]))
+    assert {again.sitting[p.process] for p in again.processes} == {"a"}, "the first of two equals counts"
 
 
 def test_a_torn_line_is_passed_over_and_the_next_writer_starts_a_new_one(tmp_path: Path) -> None:

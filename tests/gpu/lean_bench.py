@@ -1,0 +1,221 @@
+"""Lean prefill on a real GPU: an arm is a fresh process; forwards, then backwards (ABBA), within a budget.
+
+    python tests/gpu/lean_bench.py --bin BIN --model bench.gguf --out lean.jsonl --budget-s 500
+    python tests/gpu/lean_bench.py --bin BIN --model bench.gguf --out lean.jsonl --part exact
+    python tests/gpu/lean_bench.py --bin BIN --model bench.gguf --out lean.jsonl --part timeline
+
+speed    prompts from an empty context and at depth, short follow-ups and decode: the stock graph at 512 and
+         8192, tiled alone, tiled with lean prefill, and all experts in device memory (what the kernels alone
+         take); before them, the speed of plain page-locked uploads
+exact    logits of stock and lean at the same micro-batch, also with late uploads into poisoned staging
+         memory, and staged experts compared with host memory
+timeline one warm chunk, as JSON lines beside the output file (.timeline.jsonl); plot: lean_timeline.py
+
+Needs nothing but the standard library. `--leave-gib N` holds the rest of the card's memory meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+GIB = 1 << 30
+CHUNK = 8192
+
+# name -> (where the experts are, the driver's arm)
+ARMS = {
+    "stock-512": ("host", "ub=512,FN_TILED_QSA=0"),
+    "stock-8192": ("host", "ub=8192,FN_TILED_QSA=0"),
+    "tiled-2048": ("host", "ub=2048"),
+    "tiled-8192": ("host", "ub=8192"),
+    "lean-2048": ("host", "lean=2048"),
+    "lean-8192": ("host", "lean=8192"),
+    "lean-8192-ring3": ("host", "lean=8192,FN_LEAN_RING=3"),
+    "resident-2048": ("device", "ub=2048"),
+    "resident-8192": ("device", "ub=8192"),
+}
+
+
+class Driver:
+    """The few calls of the CUDA driver that are needed: memory that is held, and copies that are timed."""
+
+    def __init__(self) -> None:
+        self.lib = ctypes.CDLL("libcuda.so.1")
+        self.context = ctypes.c_void_p()
+        self.call("cuInit", 0)
+        device = ctypes.c_int()
+        self.call("cuDeviceGet", ctypes.byref(device), 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), device)
+        self.call("cuCtxSetCurrent", self.context)
+
+    def call(self, name: str, *args: Any) -> None:
+        code = getattr(self.lib, name)(*args)
+        if code != 0:
+            raise OSError(f"{name} returned {code}")
+
+    def free_bytes(self) -> int:
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return free.value
+
+    def hold(self, leave: int) -> int:
+        """Take all device memory but `leave` bytes until the process ends; what was taken."""
+        size = self.free_bytes() - leave
+        if size > 0:
+            self.call("cuMemAlloc_v2", ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(size))
+        return max(size, 0)
+
+    def upload_gb_per_s(self, size: int = GIB, rounds: int = 8) -> list[float]:
+        """Plain copies from page-locked memory, each timed to its end."""
+        host, device = ctypes.c_void_p(), ctypes.c_uint64()
+        self.call("cuMemHostAlloc", ctypes.byref(host), ctypes.c_size_t(size), 0)
+        ctypes.memset(host, 1, size)
+        self.call("cuMemAlloc_v2", ctypes.byref(device), ctypes.c_size_t(size))
+        rates = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            self.call("cuMemcpyHtoD_v2", device, host, ctypes.c_size_t(size))
+            self.call("cuCtxSynchronize")
+            rates.append(size / 1e9 / (time.perf_counter() - start))
+        self.call("cuMemFree_v2", device)
+        self.call("cuMemFreeHost", host)
+        return rates
+
+
+class Bench:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.start = time.monotonic()
+        self.took: dict[str, float] = {}
+
+    def record(self, what: str, data: dict[str, Any]) -> None:
+        line = json.dumps({"part": self.args.part, "what": what, **data})
+        print(line, flush=True)
+        with self.args.out.open("a") as file:
+            file.write(line + "\n")
+
+    def left_s(self) -> float:
+        return float(self.args.budget_s) - (time.monotonic() - self.start)
+
+    def drive(
+        self, name: str, experts: str, arms: list[str], steps: str, *options: str
+    ) -> list[dict[str, Any]]:
+        where = self.args.pinned if experts == "host" else "device"
+        argv = [str(self.args.bin / "fn-lean-run"), "-m", str(self.args.model), "--experts", where, "--flash"]
+        argv += ["--no-mmap", "--threads", str(self.args.threads), "--ctx", str(self.args.ctx)]
+        argv += ["--batch", str(CHUNK), "--steps", steps, *options]
+        for arm in arms:
+            argv += ["--arm", arm]
+        began = time.monotonic()
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, timeout=max(self.left_s(), 5), check=False
+            )
+        except subprocess.TimeoutExpired:
+            self.record("timeout", {"name": name})
+            return []
+        self.took[name] = time.monotonic() - began
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        markers = [line for line in done.stderr.splitlines() if line.startswith("fn:lean:")]
+        for line in lines:
+            for step in line.get("steps", []):
+                step["tokens_per_s"] = round(step["tokens"] / step["seconds"], 1)
+            took = round(self.took[name], 1)
+            self.record("arm", {"name": name, "process_s": took, **line, "markers": markers[-2:]})
+        if done.returncode != 0:
+            self.record("failed", {"name": name, "code": done.returncode, "stderr": done.stderr[-2000:]})
+        return lines
+
+    def speed(self) -> None:
+        """Warm-up, then: 4k and 8k from empty, chunks at depth 32k and 64k, follow-ups, decode."""
+        steps = ["1x96", "8192", "clear", "4096", "clear", "8192", "8192x3", "8192"]
+        if self.args.ctx >= 10 * CHUNK:
+            steps += ["8192x3", "8192"]
+        steps += ["100", "200", "500", "2000", "1x64", "4x32"]
+        names = self.args.arms.split(",") if self.args.arms else list(ARMS)
+        for name in [*names, *reversed(names)]:
+            if self.took.get(name, 20.0) > self.left_s():
+                self.record("skipped", {"name": name, "left_s": round(self.left_s(), 1)})
+                continue
+            experts, arm = ARMS[name]
+            slots = f",slots={self.args.slots}" if experts == "host" else ""
+            self.drive(name, experts, [arm + slots], ";".join(steps))
+
+    def exact(self) -> None:
+        """Equal micro-batches; fewer tokens, since every row of logits is kept."""
+        with tempfile.TemporaryDirectory(prefix="fn-lean-") as folder:
+            files = [Path(folder) / f"{i}.bin" for i in range(4)]
+            arms = [
+                f"ub=512,slots=48,logits={files[0]}",
+                f"lean=512,slots=48,logits={files[1]}",
+                f"lean=512,slots=48,FN_LEAN_LATE_MS=20,FN_LEAN_VERIFY=1,logits={files[2]}",
+                f"lean=512,slots=48,FN_LEAN_RING=3,FN_LEAN_VERIFY=1,logits={files[3]}",
+            ]
+            self.drive("exact", "host", arms, "1024;1x32;300;1x4;700;40", "--all-logits")
+            stock = files[0].read_bytes() if files[0].exists() else b""
+            for arm, file in zip(arms[1:], files[1:], strict=True):
+                lean = file.read_bytes() if file.exists() else b""
+                self.record(
+                    "exact", {"arm": arm.split(",logits")[0], "bytes": len(stock), **compare(stock, lean)}
+                )
+
+    def timeline(self) -> None:
+        path = self.args.out.with_suffix(".timeline.jsonl")
+        path.unlink(missing_ok=True)
+        arm = f"lean=8192,FN_LEAN_REPORT=1,slots={self.args.slots},FN_LEAN_TIMELINE={path}"
+        self.drive("timeline", "host", [arm], "1x96;8192;clear;8192;1x4")
+
+
+def compare(a: bytes, b: bytes) -> dict[str, Any]:
+    """Equal to the byte, or how far apart as float32; in plain Python, so only the first differing rows."""
+    if not a or len(a) != len(b):
+        return {"equal": False, "why": f"{len(a)} and {len(b)} bytes"}
+    if a == b:
+        return {"equal": True}
+    pairs = zip(memoryview(a).cast("f"), memoryview(b).cast("f"), strict=True)
+    return {"equal": False, "max_difference": max(abs(x - y) for x, y in pairs)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bin", type=Path, required=True, help="folder with fn-lean-run and its libraries")
+    parser.add_argument("--model", type=Path, required=True, help="the bench model, one file")
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended")
+    parser.add_argument("--part", choices=["speed", "exact", "timeline"], default="speed")
+    parser.add_argument("--arms", help=f"comma separated, default all: {','.join(ARMS)}")
+    parser.add_argument("--budget-s", type=float, default=500)
+    parser.add_argument("--threads", type=int, default=16)
+    parser.add_argument(
+        "--slots", type=int, default=150, help="of the expert cache, in arms with host experts"
+    )
+    parser.add_argument("--ctx", type=int, default=81920 + 4096)
+    parser.add_argument("--leave-gib", type=float, help="hold the rest of the device's memory")
+    parser.add_argument("--pinned", default="CUDA_Host", help="buffer type of page-locked memory")
+    bench = Bench(parser.parse_args())
+    try:
+        driver = Driver()
+    except OSError as e:
+        bench.record("no-driver", {"why": str(e)})
+        if bench.args.leave_gib is not None:
+            sys.exit("--leave-gib needs the CUDA driver")
+    else:
+        bench.record("upload", {"gb_per_s": [round(rate, 2) for rate in driver.upload_gb_per_s()]})
+        if bench.args.leave_gib is not None:
+            held = driver.hold(int(bench.args.leave_gib * GIB))
+            bench.record("held", {"bytes": held, "free": driver.free_bytes()})
+    os.environ.setdefault("LLAMA_MMAP_PIN_HOST", "1")
+    getattr(bench, bench.args.part)()
+
+
+if __name__ == "__main__":
+    main()
