@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +20,8 @@ from pydantic import Field, ValidationError
 from flashnext import paths
 from flashnext.artefacts import Artefact, state_written
 from flashnext.errors import AlreadyServingError, NotServingError
+
+KEEP_ENDED = 20  # records and logs of services that have ended
 
 
 class Process(Artefact):
@@ -98,6 +102,27 @@ def every() -> list[Service]:
         return []
     ports = sorted(int(entry.name) for entry in root.iterdir() if entry.name.isdigit())
     return [service for port in ports if (service := read(port)) is not None]
+
+
+def prune(keep: int = KEEP_ENDED) -> list[int]:
+    """Drop records and logs of ended services beyond the last ``keep``; random ports would pile them up.
+
+    What lives, or has left processes behind, stays. Returns the ports that were forgotten.
+    """
+    ended = sorted(
+        (s for s in every() if not any(p.alive for p in (s.supervisor, *s.children))),
+        key=lambda s: s.started,
+        reverse=True,
+    )
+    forgotten = []
+    for service in ended[keep:]:
+        # whoever prepares to serve there holds the lock, and has no record of its own yet
+        with contextlib.suppress(AlreadyServingError), PortLock(service.port):
+            shutil.rmtree(folder(service.port), ignore_errors=True)
+            for log in paths.logs_dir().glob(f"serve-{service.port}.log*"):
+                log.unlink(missing_ok=True)
+            forgotten.append(service.port)
+    return forgotten
 
 
 def choose(port: int | None) -> Service:

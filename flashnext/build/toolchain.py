@@ -80,10 +80,12 @@ class Tools:
 
 def parse_archs(text: str) -> tuple[str, ...]:
     """``"86,90a-real"`` as a tuple. Raises CudaArchInvalidError for `native`, `all` and what is unclear."""
-    parts = [part.strip() for part in re.split(r"[,;\s]+", text.strip()) if part.strip()]
+    parts = re.split(r"\s*[,;]\s*|\s+", text.strip()) if text.strip() else []
     bad = []
     for part in parts:
-        if part in ("native", "all", "all-major"):
+        if not part:
+            bad.append(f"{text.strip()!r} has an empty entry")
+        elif part in ("native", "all", "all-major"):
             bad.append(
                 f"{part}: a build says which cards it is for; {part!r} depends on the machine that builds"
             )
@@ -95,7 +97,8 @@ def parse_archs(text: str) -> tuple[str, ...]:
             bad.append(f"{part}: not a compute capability")
     if bad or not parts:
         raise CudaArchInvalidError(
-            "the list of CUDA architectures is not usable", context=bad or ["it is empty"]
+            "the list of CUDA architectures is not usable",
+            context=list(dict.fromkeys(bad)) or ["it is empty"],
         )
     return tuple(dict.fromkeys(parts))
 

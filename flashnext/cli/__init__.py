@@ -19,24 +19,25 @@ from flashnext.errors import FlashnextError, UsageError
 # Base of what the parser raises. Found this way because click is either a package or a part of typer.
 _ParserError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
-# verb -> (module with `app`, help line). The help line stands here so that `--help` imports no verb.
+# verb -> (module with `app`, help line). The line stands here so that `--help` imports no verb; the
+# verb's own help begins with it.
 VERBS: dict[str, tuple[str, str]] = {
-    "build": ("flashnext.cli.build", "Fetch, patch and compile the pinned llama.cpp."),
+    "build": ("flashnext.cli.build", "Fetch, patch and compile the pinned llama.cpp, and install it."),
     "patch": (
         "flashnext.cli.patch",
         "Work on the native features.",
     ),
     "model": ("flashnext.cli.model", "Inspect model files and write synthetic ones."),
     "profile": ("flashnext.cli.profile", "List, show and check profiles."),
-    "plan": ("flashnext.cli.plan", "Show what a profile takes in VRAM and in host memory."),
-    "doctor": ("flashnext.cli.doctor", "Find what is wrong with this machine, and the fix."),
-    "serve": ("flashnext.cli.serve", "Serve a model by a profile."),
-    "status": ("flashnext.cli.status", "Show what is served, and how it is."),
-    "stop": ("flashnext.cli.stop", "Stop a service."),
+    "plan": ("flashnext.cli.plan", "Print the memory plan of a profile."),
+    "doctor": ("flashnext.cli.doctor", "Look at cards, driver, memory, disk, ports and stray settings."),
+    "serve": ("flashnext.cli.serve", "Serve a model until Ctrl-C."),
+    "status": ("flashnext.cli.status", "Show what is served, or how the last service ended."),
+    "stop": ("flashnext.cli.stop", "Ask the supervisor to end, and wait for it and its children."),
     "service": ("flashnext.cli.service", "Run a profile as a systemd service."),
     "report": ("flashnext.cli.report", "Write one redacted archive for a bug report."),
-    "logs": ("flashnext.cli.logs", "Show the log of a service."),
-    "bench": ("flashnext.cli.bench", "Measure arms against each other, report and compare."),
+    "logs": ("flashnext.cli.logs", "Show the log of a service, live or past."),
+    "bench": ("flashnext.cli.bench", "Measure arms against each other: is it faster, and is it not worse?"),
 }
 
 

@@ -1,4 +1,4 @@
-"""`flashnext build`: fetch, patch and compile; list, remove and verify what is installed."""
+"""`flashnext build`: fetch, patch and compile; list, remove, verify and prune what is there."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def build(
         str, typer.Option(help="auto, cpu or cuda; auto takes cuda only where a device is visible.")
     ] = "auto",
     cuda_arch: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="LIST", help="CUDA architectures, e.g. 86 or 86,89. Default: those seen, else 86."
         ),
-    ] = "",
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Compilers at once. Default: by cores and memory.")
     ] = None,
@@ -54,13 +54,16 @@ def build(
     verify: Annotated[
         bool, typer.Option("--verify", help="Check installed builds, or that of KEY, byte by byte.")
     ] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove work folders of other configurations than the last.")
+    ] = False,
     key: Annotated[str | None, typer.Argument(help="Which build --verify checks. Default: all.")] = None,
 ) -> None:
     """Fetch, patch and compile the pinned llama.cpp, and install it. An unchanged build does nothing."""
     from flashnext.build import pipeline, toolchain
 
-    if sum((list_, remove is not None, verify, plan, import_ is not None)) > 1:
-        raise BuildOptionsError("--plan, --import, --list, --remove and --verify exclude each other")
+    if sum((list_, remove is not None, verify, plan, prune, import_ is not None)) > 1:
+        raise BuildOptionsError("--plan, --import, --list, --remove, --verify and --prune exclude each other")
     if key is not None and not verify:
         raise BuildOptionsError(f"a KEY ({key}) goes with --verify or --remove")
     if import_ is not None:
@@ -71,10 +74,12 @@ def build(
         _remove(remove, as_json)
     elif verify:
         _verify(key, as_json)
+    elif prune:
+        _prune(as_json)
     else:
         request = pipeline.Request(
             backend=backend,
-            archs=toolchain.parse_archs(cuda_arch) if cuda_arch else (),
+            archs=toolchain.parse_archs(cuda_arch) if cuda_arch is not None else (),
             without=tuple(sorted(set(without or ()))),
             vanilla=vanilla,
             tests=tests,
@@ -215,3 +220,18 @@ def _verify(key: str | None, as_json: bool) -> None:
         console.say(
             f"{len(checked)} builds verified" if len(checked) != 1 else f"build {checked[0].key} verified"
         )
+
+
+def _prune(as_json: bool) -> None:
+    from flashnext.build.prune import prune
+
+    done = prune()
+    if as_json:
+        rows = [{"folder": str(p.folder), "size_bytes": p.size_bytes, "kept": p.kept} for p in done]
+        console.print_json(rows)
+        return
+    for one in done:
+        size = f"{one.size_bytes / 2**20:,.0f} MiB"
+        console.print_data(f"kept {one.folder}: {one.kept}" if one.kept else f"removed {one.folder} ({size})")
+    if not done:
+        console.say("nothing to remove: the last configuration's work folder stays, it makes builds quick")

@@ -26,7 +26,7 @@ def logs(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Show a service's log, of a live one or of the last that was."""
+    """Show the log of a service, live or past."""
     from flashnext import services
 
     found = sorted((s for s in services.every() if port in (None, s.port)), key=lambda s: s.started)

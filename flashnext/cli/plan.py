@@ -12,6 +12,7 @@ from flashnext.console import print_data, print_json, say
 if TYPE_CHECKING:
     from flashnext.model.memory import DevicePlan, HostPlan
     from flashnext.profile.fit import Verdict
+    from flashnext.profile.load import Loaded
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _BAR = 60
@@ -57,7 +58,7 @@ def plan(
     if loaded.profile.model.synthetic is not None and model is None and not files.model.exists():
         say(f"writing the synthetic model {files.model.name}")
         weights.make_if_absent(loaded, files, lambda _total, _more: None)
-    verdict = judge(loaded, files.model, files.head)
+    verdict = judge(loaded, files.model, files.head, features=_features(loaded))
     if as_json:
         print_json(as_data(verdict))
         raise typer.Exit(MemoryUnfitError.exit_code if verdict.refusals else 0)
@@ -70,6 +71,18 @@ def plan(
             f"{loaded.profile.name} does not fit this machine", context=list(verdict.refusals), hint=hint
         )
     say(f"{loaded.profile.name} fits")
+
+
+def _features(loaded: Loaded) -> list[str] | None:
+    """Those of the build that would serve; None where there is none yet."""
+    from flashnext.cli.serve import package_series
+    from flashnext.errors import NoBuildError
+    from flashnext.serve import binary
+
+    try:
+        return list(binary.choose(loaded, package_series()).features)
+    except NoBuildError:
+        return None
 
 
 def as_data(verdict: Verdict) -> dict[str, Any]:

@@ -24,7 +24,10 @@ def report(
     head: Annotated[Path | None, typer.Option(help="Draft head, instead of the profile's path.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Write versions, build, profile, plan, doctor, states and last logs into one redacted archive."""
+    """Write one redacted archive for a bug report.
+
+    It holds versions, builds, profile, plan, doctor, states and last logs.
+    """
     from datetime import datetime
 
     from flashnext.profile.load import load

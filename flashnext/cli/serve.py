@@ -44,6 +44,7 @@ def serve(
         bool, typer.Option("--json", help="With --print-command, or for errors: JSON.")
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the server's own lines, too.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing of single requests.")] = False,
 ) -> None:
     """Serve a model until Ctrl-C. Prints one line with the URL when it answers; the rest goes to stderr."""
     from flashnext import services
@@ -62,8 +63,9 @@ def serve(
         return
     chosen = choose_port(loaded, options)
     with services.PortLock(chosen):
+        services.prune()
         options = Options(options.series, port=chosen, model=model, head=head, hashes=sha256)
-        code = _serve(loaded, options, verbose=verbose)
+        code = _serve(loaded, options, verbose=verbose, quiet=quiet)
     raise typer.Exit(code)
 
 
@@ -75,14 +77,14 @@ def package_series() -> str:
     return series_hash(load_series(paths.patches_dir()), paths.cmake_include())
 
 
-def _serve(loaded: Loaded, options: Options, *, verbose: bool) -> int:
+def _serve(loaded: Loaded, options: Options, *, verbose: bool, quiet: bool) -> int:
     from flashnext.serve.prepare import prepare
     from flashnext.serve.supervisor import Supervisor
 
     with progress(bytes_=True) as bar:
         plan = prepare(loaded, options, _progress(bar))
     _announce(plan)
-    narrator = Narrator(plan, verbose=verbose)
+    narrator = Narrator(plan, verbose=verbose, quiet=quiet)
     return Supervisor(plan, on_change=narrator.changed, on_line=narrator.line).run()
 
 
@@ -114,9 +116,9 @@ _LEVELS = {"fatal": 2, "degraded": 4, "backoff": 4}
 class Narrator:
     """Tells people what happens, on stderr; the URL goes to stdout, once."""
 
-    def __init__(self, plan: Plan, *, verbose: bool) -> None:
+    def __init__(self, plan: Plan, *, verbose: bool, quiet: bool) -> None:
         self._plan = plan
-        self._verbose = verbose
+        self._verbose, self._quiet = verbose, quiet
         self._ready = self._said = False
         self._journal = "JOURNAL_STREAM" in os.environ
         self._console = people()
@@ -131,10 +133,10 @@ class Narrator:
             print_data(f"{self._plan.url}/v1")
 
     def line(self, child: Child, line: str) -> None:
-        """Called from reader threads: with --verbose every line, else the two that tell a request's speed."""
+        """Called from reader threads: with --verbose every line, else the two of a request's speed."""
         if self._verbose:
             say(f"{child.name}| {line}")
-        elif self._ready and child.name == "server" and " print_timing: " in line:
+        elif self._ready and not self._quiet and child.name == "server" and " print_timing: " in line:
             text = " ".join(line.rpartition("|")[2].split())
             if text.startswith(("prompt eval time", "eval time")):
                 say(f"  {text}")

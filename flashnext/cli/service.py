@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from flashnext.console import print_data, say
+from flashnext.console import print_data, print_json, say
 from flashnext.errors import ServiceFolderError
 
 app = typer.Typer(
@@ -21,18 +21,23 @@ app = typer.Typer(
     help="Run a profile as a systemd service.",
 )
 Name = Annotated[str, typer.Option("--profile", metavar="NAME", help="A shipped profile, or a .yaml file.")]
+Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
 User = Annotated[bool, typer.Option("--user", help="For this user's own service manager, without root.")]
 _SYSTEM = Path("/etc/systemd/system")
 
 
 @app.command()
-def show(profile: Name, user: User = False) -> None:
+def show(profile: Name, user: User = False, as_json: Json = False) -> None:
     """Print the unit."""
-    print_data(_unit(profile, user=user)[1].rstrip())
+    file, text = _unit(profile, user=user)
+    if as_json:
+        print_json({"file": str(file), "unit": text})
+    else:
+        print_data(text.rstrip())
 
 
 @app.command()
-def install(profile: Name, user: User = False) -> None:
+def install(profile: Name, user: User = False, as_json: Json = False) -> None:
     """Write the unit, and say what to do next. Starts nothing."""
     file, text = _unit(profile, user=user)
     account = None if user else _account()
@@ -42,22 +47,28 @@ def install(profile: Name, user: User = False) -> None:
     except OSError as error:
         raise ServiceFolderError(f"cannot write {file}: {error.strerror}") from None
     manager = "systemctl --user" if user else "systemctl"
-    print_data(str(file))
     missing = [] if account is None else [str(p) for p in _writable(account) if not p.is_dir()]
-    if missing:  # the unit's sandbox opens only folders that are there when it starts
-        say(f"first: sudo -u {account} mkdir -p {shlex.join(missing)}")
-    say(f"next: {manager} daemon-reload && {manager} enable --now {file.name}")
+    # the unit's sandbox opens only folders that are there when it starts
+    first = [f"sudo -u {account} mkdir -p {shlex.join(missing)}"] if missing else []
+    then = f"{manager} daemon-reload && {manager} enable --now {file.name}"
+    if as_json:
+        print_json({"file": str(file), "next": [*first, then]})
+        return
+    print_data(str(file))
+    for command in first:
+        say(f"first: {command}")
+    say(f"next: {then}")
 
 
 @app.command()
-def uninstall(profile: Name, user: User = False) -> None:
+def uninstall(profile: Name, user: User = False, as_json: Json = False) -> None:
     """Remove the unit's file and its start at boot. A running service goes on until it is stopped."""
     file, _ = _unit(profile, user=user)
     manager = "systemctl --user" if user else "systemctl"
     # the link as well: `systemctl disable` does nothing any more once the file has gone
     boot = file.parent / f"{'default' if user else 'multi-user'}.target.wants" / file.name
     found = [path for path in (boot, file) if path.is_symlink() or path.exists()]
-    if not found:
+    if not found and not as_json:
         say(f"there is no {file}")
         return
     for path in found:
@@ -65,8 +76,13 @@ def uninstall(profile: Name, user: User = False) -> None:
             path.unlink()
         except OSError as error:
             raise ServiceFolderError(f"cannot remove {path}: {error.strerror}") from None
+    then = f"{manager} stop {file.name}; {manager} daemon-reload"
+    if as_json:
+        print_json({"removed": [str(path) for path in found], "next": [then] if found else []})
+        return
+    for path in found:
         print_data(f"removed {path}")
-    say(f"next: {manager} stop {file.name}; {manager} daemon-reload")
+    say(f"next: {then}")
 
 
 def _account() -> str:

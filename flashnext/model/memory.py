@@ -32,7 +32,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a profile decides. ``prefill_micro_batch`` (tokens) is None without the transaction."""
+    """What a profile decides. ``prefill_micro_batch`` (tokens) is None without the transaction.
+
+    ``tile``: tokens of a tile of the sparse attention (feature tiled-qsa), 0 for the stock graph.
+    """
 
     split: tuple[int, ...]
     context: int
@@ -46,6 +49,7 @@ class Settings:
     prefill_micro_batch: int | None = None
     releases_slots: bool = False
     cuda: bool = False
+    tile: int = 0
     device_overhead_bytes: int = 0
     prompt_cache_bytes: int = 0
     host_overhead_bytes: int = 0
@@ -149,7 +153,9 @@ def draw(
         for index in range(len(settings.split))
     ]
     batch = workspace.Batch(
-        settings.cells, min(settings.prefill_micro_batch or settings.micro_batch, settings.cells)
+        settings.cells,
+        min(settings.prefill_micro_batch or settings.micro_batch, settings.cells),
+        settings.tile,
     )
     draft = workspace.draft_bytes(head.hyper, batch)[1] if head is not None else 0
     host = HostPlan(
@@ -227,7 +233,7 @@ def _device(
     copied = max((largest for _, largest in experts.values()), default=0) if settings.cuda else 0
 
     def room(tokens: int) -> int:
-        batch = workspace.Batch(cells, min(tokens, cells))
+        batch = workspace.Batch(cells, min(tokens, cells), settings.tile)
         return workspace.device_bytes(
             hyper, batch, sparse_layers=sparse, first=index == 0, copied_bytes=copied
         )

@@ -11,17 +11,18 @@ three shapes (tiny, demo and the real layer) at contexts from 1,024 to 261,888 a
 - Per token: what experts hand back, the wide residual and its norm, one narrow row, and the template of zeros
   that the graph keeps for every sparse layer.
 
-The stock graph is described. Where tiles of tokens replace the masks, less is needed: an upper bound then.
-
 From 65,536 cells on the result was exact to 0.1% on all three shapes, on the first device and on one behind
 it (which also holds the residual that it received). With fewer cells it is an upper bound: at most 15% above
 on the first device, 18% on one behind it. At micro-batches under 512 it can be 4% low.
+
+The graph of the feature tiled-qsa has a description of its own: ``memory_tiled``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flashnext.model import memory_tiled as tiled
 from flashnext.model.hyper import Hyper
 
 _F32 = 4
@@ -32,16 +33,27 @@ _SMALL_HOST = 45
 
 @dataclass(frozen=True)
 class Batch:
-    """``cells`` of context (padded to 256) and ``tokens`` of micro-batch."""
+    """``cells`` of context (padded to 256), ``tokens`` of micro-batch, in tiles of ``tile`` (0: stock)."""
 
     cells: int
     tokens: int
+    tile: int = 0
 
 
 def device_bytes(
     hyper: Hyper, batch: Batch, *, sparse_layers: int, first: bool, copied_bytes: int = 0
 ) -> int:
     """The compute buffer of one device. ``copied_bytes``: the largest host weight that it copies."""
+    if batch.tile:
+        return tiled.device_bytes(
+            hyper,
+            batch.cells,
+            batch.tokens,
+            tile=batch.tile,
+            sparse_layers=sparse_layers,
+            first=first,
+            copied_bytes=copied_bytes,
+        )
     return max(
         _attention(hyper, batch, sparse_layers=sparse_layers, first=first),
         _feed_forward(hyper, batch, sparse_layers=sparse_layers, copied_bytes=copied_bytes),
@@ -95,4 +107,6 @@ def host_bytes(hyper: Hyper, batch: Batch) -> int:
     products = embd * used + 3 * hyper.expert_ff * used + (3 * embd if used > 7 else 0)
     ple_heads = hyper.ple.heads if hyper.ple is not None else 0
     token = _F32 * (max(7 * embd, products) + hyper.experts + ple_heads) + _SMALL_HOST
+    if batch.tile:
+        return batch.tokens * token + tiled.CELL_TABLES * batch.cells
     return batch.tokens * (3 * batch.cells + token) + _CELL_TABLES * batch.cells

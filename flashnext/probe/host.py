@@ -122,3 +122,8 @@ def _stat(path: Path, name: str) -> int:
     except (OSError, ValueError):
         pass
     return 0
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since it booted; 0 if it does not say."""
+    return _stat(Path("/proc/vmstat"), "oom_kill")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flashnext import paths
 from flashnext.errors import MemoryUnfitError, ModelProblemsError
 from flashnext.model import memory
 from flashnext.model.header import TensorEntry
 from flashnext.model.hyper import Hyper, read_hyper
 from flashnext.model.memory import MIB, MemoryPlan, Rule, Settings
+from flashnext.model.memory_tiled import TILE
 from flashnext.model.shards import open_set
 from flashnext.probe.gpu import probe_gpus
 from flashnext.probe.gpu_use import holders, used_bytes
@@ -30,6 +32,7 @@ HOST_OVERHEAD = 256 * MIB
 HOST_RESERVE = 2 * _GIB
 SMALL_RESERVE = 256 * MIB
 _WSL_SHARE = 2
+TILED = "tiled-qsa"
 
 
 @dataclass(frozen=True)
@@ -63,13 +66,15 @@ class Verdict:
     change: str | None
 
 
-def check_fits(loaded: Loaded, model: Path, head: Path | None = None) -> tuple[str, ...]:
+def check_fits(
+    loaded: Loaded, model: Path, head: Path | None = None, *, features: Collection[str] | None = None
+) -> tuple[str, ...]:
     """Warnings for a profile that fits. Raises MemoryUnfitError with the numbers for one that does not.
 
     Reads headers and asks the driver: under two seconds for the real model. A model whose header cannot be
     read raises ModelProblemsError or ModelHeaderError.
     """
-    found = judge(loaded, model, head)
+    found = judge(loaded, model, head, features=features)
     if found.refusals:
         hint = found.change or MemoryUnfitError.hint
         raise MemoryUnfitError(
@@ -78,11 +83,13 @@ def check_fits(loaded: Loaded, model: Path, head: Path | None = None) -> tuple[s
     return found.warnings
 
 
-def judge(loaded: Loaded, model: Path, head: Path | None = None) -> Verdict:
-    """Draw the plan and hold it against this machine."""
+def judge(
+    loaded: Loaded, model: Path, head: Path | None = None, *, features: Collection[str] | None = None
+) -> Verdict:
+    """Draw the plan and hold it against this machine. ``features``: the build's; None: this package's own."""
     sources = read(model, head)
     limits = probe_limits()
-    chosen = settings(loaded.profile)
+    chosen = settings(loaded.profile, shipped_features() if features is None else features)
     plan = memory.draw(sources.hyper, sources.tensors, chosen, sources.head)
     rooms = tuple(_rooms(loaded.profile))
     refusals = [*_devices(plan, rooms, chosen), *_host(plan, limits, chosen)]
@@ -113,8 +120,16 @@ def _header(path: Path) -> tuple[Hyper, tuple[TensorEntry, ...]]:
     return hyper, tuple(entry for entry, _ in found.tensors())
 
 
-def settings(profile: Profile) -> Settings:
-    """A profile in the words of the arithmetic."""
+def shipped_features() -> list[str]:
+    """The ids of the package's own series."""
+    lines = (paths.patches_dir() / "series").read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def settings(profile: Profile, features: Collection[str]) -> Settings:
+    """A profile in the words of the arithmetic, served by a build with these features."""
+    # the feature keeps the stock graph for more than one stream; without flash attention nothing was compared
+    tiles = TILED in features and profile.context.sequences == 1 and profile.attention.flash
     p, cuda = profile, profile.devices.kind == "cuda"
     phase = p.phase_prefill
     head_device = p.mtp.device if p.mtp is not None and p.mtp.device is not None else 0
@@ -131,6 +146,7 @@ def settings(profile: Profile) -> Settings:
         prefill_micro_batch=phase.micro_batch if phase is not None and phase.mode == "transaction" else None,
         releases_slots=phase is not None and phase.mode == "transaction",
         cuda=cuda,
+        tile=TILE if tiles else 0,
         device_overhead_bytes=CUDA_OVERHEAD if cuda else 0,
         prompt_cache_bytes=p.context.prompt_cache_mib * MIB,
         host_overhead_bytes=CUDA_HOST_OVERHEAD if cuda else HOST_OVERHEAD,

@@ -50,13 +50,13 @@ def prepare(loaded: Loaded, options: Options, report: weights.Progress) -> Plan:
     build = _build(loaded, options, config_home, refusals)
     if loaded.profile.model.synthetic is None or options.model is not None:
         refusals += weights.problems(loaded, files, hashes=options.hashes)
-        refusals += room(loaded, files)[0]
+        refusals += room(loaded, files, build)[0]
     _refuse(refusals)
     assert build is not None
     weights.make_if_absent(loaded, files, report)
     plan = draw(loaded, build, files, port)
     env = command.env(loaded.profile, plan.place)
-    unfit, tight = room(loaded, files)
+    unfit, tight = room(loaded, files, build)
     _refuse(
         [
             *unfit,
@@ -70,7 +70,7 @@ def prepare(loaded: Loaded, options: Options, report: weights.Progress) -> Plan:
 def sketch(loaded: Loaded, options: Options) -> Plan:
     """The plan of `--print-command`: it needs a build, and checks neither host nor files."""
     build = get_build(options.build) if options.build is not None else binary.choose(loaded, options.series)
-    port = options.port or loaded.profile.server.port
+    port = choose_port(loaded, options)
     files = weights.locate(loaded, model=options.model, head=options.head)
     plan = draw(loaded, build, files, port)
     if plan.vgpu is not None and not Path(plan.vgpu).exists():  # a build without features has none to lend

@@ -17,6 +17,7 @@ from types import FrameType
 from flashnext import failures, markers
 from flashnext.errors import FlashnextError
 from flashnext.failures import Action, Finding, ending
+from flashnext.probe.host import oom_kills
 from flashnext.profile.fit import CARD_RESERVE, mib
 from flashnext.serve import host, prober, record, transaction
 from flashnext.serve.child import Child
@@ -86,7 +87,8 @@ class Supervisor:
         self._vgpus: dict[Child, str | None] = {}
         self._controls: dict[Child, tuple[str, int]] = {}
         self._prober: prober.Prober | None = None
-        self._was_ready = False
+        self._was_ready = self._served = False
+        self._oom_kills = 0
         self._ending = False
         self._insane_restart = False
         self._restarts = 0
@@ -248,7 +250,9 @@ class Supervisor:
 
     def _start(self, reason: str) -> None:
         self._begin = self._progress_at = time.monotonic()
+        self._oom_kills = oom_kills()
         self._dying = None
+        self._served = False
         self._refused = ""
         self._phase = transaction.Transaction()
         self._checked = None
@@ -312,7 +316,8 @@ class Supervisor:
         if self._prober is not None:
             self._prober.stop()
             self._prober = None
-        limit = float(self.life.stop_limit_s)
+        # before ready there is no answer to be finished: only our own check waits for one
+        limit = float(self.life.stop_limit_s) if self._served else min(1.0, self.life.stop_limit_s)
         server, self._server = self._server, None
         vgpus, self._vgpus = list(self._vgpus), {}
         self._controls = {}
@@ -349,6 +354,9 @@ class Supervisor:
         finding = self._dying[1] if self._dying is not None else None
         kind = finding.kind if finding is not None else "ended"
         text = f"{child.name} {ending(code)}"
+        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            # the next one would need as much, and might take somebody else along
+            kind, text = "host-memory", f"{text}; the kernel killed a process for want of memory"
         if finding is not None:
             text += f"; {finding.text}"
         if self._refused:
@@ -398,7 +406,7 @@ class Supervisor:
         elif self.state is State.WARMING:
             self._checked = None
             seconds = time.monotonic() - self._begin
-            self._was_ready = True
+            self._was_ready = self._served = True
             self._record.gauge("start_to_ready_s", round(seconds, 2))
             self._to(State.READY, f"answers sanely, {seconds:.1f} s after the start")
         elif self.state is State.DEGRADED:

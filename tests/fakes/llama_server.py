@@ -6,6 +6,7 @@ last for all further ones. FOLDER/launches-ROLE.jsonl gets argv, environment, pi
 
 Keys of a behaviour, all optional:
   load_s, load_line_every_s      how long /health says 503, and a log line meanwhile
+  eat_mb, in_group               so much memory half a second after the start, in this memory control group
   lines [[after_s, text]]        log lines
   exit_now, exit_after_s         end at once ("argument": as for a bad flag), or later
   exit_code, signal              how it ends
@@ -190,6 +191,8 @@ def serve_model() -> None:
         threading.Timer(do["exit_after_s"], die, (do,)).start()
     if "load_line_every_s" in do:
         threading.Thread(target=tick, args=(do,), daemon=True).start()
+    if "eat_mb" in do:
+        threading.Timer(0.5, eat, (do,)).start()
     if "spam_mb" in do:
         threading.Thread(target=spam, args=(do["spam_mb"],), daemon=True).start()
     port = int(ARGV[ARGV.index("--port") + 1])
@@ -201,6 +204,11 @@ def tick(do: dict[str, Any]) -> None:
     while time.monotonic() < end:
         out("loading ...")
         time.sleep(do["load_line_every_s"])
+
+
+def eat(do: dict[str, Any]) -> None:
+    (Path(do["in_group"]) / "cgroup.procs").write_text(str(os.getpid()))
+    bytearray(do["eat_mb"] * 1024 * 1024)
 
 
 def spam(megabytes: int) -> None:

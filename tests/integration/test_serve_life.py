@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,19 @@ def test_stopped_at_any_moment_leaves_nothing(home: FakeHome, moment: str, numbe
     running.until_state(moment)
     running.signal(number)
     assert running.end() == code
+    home.nothing_left()
+
+
+@pytest.mark.parametrize("moment", ["starting", "warming"])
+def test_ctrl_c_before_ready_is_quick_even_with_a_stubborn_server(home: FakeHome, moment: str) -> None:
+    wait = {"load_s": 60} if moment == "starting" else {"at_request": 1, "hang": True}
+    home.behave({**wait, "ignore_term": True})
+    running = home.serve(profile=home.profile(life={"stop_limit_s": 60, "check_limit_s": 60}))
+    running.until_state(moment)
+    begin = time.monotonic()
+    running.signal(signal.SIGINT)
+    assert running.end() == 130
+    assert time.monotonic() - begin < 3.0, "a second for the server, and a busy machine"
     home.nothing_left()
 
 
@@ -378,6 +392,33 @@ def test_refusal_of_the_native_code_is_not_retried(home: FakeHome) -> None:
     assert len(home.launches("server")) == 1
 
 
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A memory control group of 100 MiB, where this machine lets us have one."""
+    group = Path(f"/sys/fs/cgroup/memory/flashnext-test-{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(100 * 1024 * 1024))
+    except OSError as error:
+        pytest.skip(f"no memory control group (v1) can be made: {error}")
+    yield group
+    with contextlib.suppress(OSError):
+        group.rmdir()
+
+
+@pytest.mark.parametrize("moment", ["starting", "ready"])
+def test_what_the_kernel_kills_for_memory_is_named_and_not_tried_again(
+    home: FakeHome, small_group: Path, moment: str
+) -> None:
+    home.behave({"eat_mb": 400, "in_group": str(small_group), "load_s": 60 if moment == "starting" else 0})
+    running = home.serve()
+    assert running.end(30) == 8
+    assert "was killed from outside" in running.err and "killed a process for want of memory" in running.err
+    assert "hint: free host memory" in running.err
+    assert len(home.launches()) == 1
+    home.nothing_left()
+
+
 # --- trouble before ready: one try -----------------------------------------------------------------
 
 
@@ -663,6 +704,15 @@ def test_low_acceptance_is_a_warning(home: FakeHome) -> None:
     assert running.state()["state"] == "ready"
 
 
+def test_acceptance_that_falls_with_depth_is_shown_and_no_alarm(home: FakeHome) -> None:
+    line = "slot print_timing: draft acceptance = 0.20000 (  40 accepted /   200 generated), mean len =  1.60"
+    home.behave({"lines": [[0.5 + n / 10, line] for n in range(3)]})
+    running = home.serve()
+    running.until_state("ready")
+    until(lambda: running.state()["counters"].get("drafts") == 600, "600 drafts")
+    assert running.state()["counters"]["acceptance"] == 0.2 and running.state()["warnings"] == []
+
+
 def test_parse_failures_are_counted_and_nothing_else(home: FakeHome) -> None:
     line = "The model output does not match the expected format"
     home.behave({"lines": [[1.0 + n / 10, line] for n in range(5)]})
@@ -730,6 +780,51 @@ def test_print_command_launches_nothing(home: FakeHome) -> None:
     text = home.run("serve", "--profile", "demo", "--print-command").stdout
     assert "env -i " in text and "'blk" in text, "shell-quoted"
     assert home.launches("server") == [] and not (home.root / "data/flashnext/models").exists()
+
+
+def test_print_command_with_a_free_port(home: FakeHome) -> None:
+    done = home.run("serve", "--profile", "demo", "--port", "0", "--print-command", "--json")
+    argv = json.loads(done.stdout)[2]["argv"]
+    assert int(argv[argv.index("--port") + 1]) not in (0, 8080)
+
+
+def test_records_of_ended_services_are_few(home: FakeHome) -> None:
+    running = home.serve()
+    state = running.until_state("ready")
+    live = running.port
+    serve, logs = home.root / "state/flashnext/serve", home.root / "state/flashnext/logs"
+    gone = {"pid": 2**22 - 1, "started": 1.0, "name": "flashnext"}
+    for port in range(1, 30):
+        (serve / str(port)).mkdir()
+        old = {
+            **state,
+            "port": port,
+            "supervisor": gone,
+            "children": [],
+            "started": f"2020-01-{port:02}T00:00:00Z",
+        }
+        (serve / str(port) / "state.json").write_text(json.dumps(old))
+        (logs / f"serve-{port}.log").touch()
+        (logs / f"serve-{port}.log.1").touch()
+    second = home.serve()
+    second.until_state("ready")
+    kept = {int(entry.name) for entry in serve.iterdir()}
+    assert kept == {*range(10, 30), live, second.port}, "the last 20, and what lives"
+    assert {int(f.name.split("-")[1].split(".")[0]) for f in logs.iterdir()} == kept
+
+
+def test_single_requests_are_told_unless_quiet(home: FakeHome) -> None:
+    line = "1.0 I slot print_timing: id  0 | task 1 | prompt eval time =  10.00 ms /  7 tokens"
+    home.behave({"lines": [[1.5, line]]})
+    loud, quiet = home.serve(), home.serve("--quiet")
+    for running in (loud, quiet):
+        running.until_state("ready")
+        log = home.root / "state/flashnext/logs" / f"serve-{running.port}.log"
+        until(lambda log=log: "prompt eval time" in log.read_text(), "the line in the log")
+        running.signal(signal.SIGTERM)
+        running.end()
+    assert "  prompt eval time = 10.00 ms / 7 tokens" in loud.err
+    assert "eval time" not in quiet.err and "ready: " in quiet.err
 
 
 def test_errors_as_json(home: FakeHome) -> None:
@@ -811,17 +906,39 @@ def test_a_fixed_control_port(home: FakeHome) -> None:
     assert "error[port-in-use]" in second.err and f"127.0.0.1:{port} cannot be bound" in second.err
 
 
-def test_memory_of_cuda_devices_is_shown_and_little_room_is_a_warning(home: FakeHome) -> None:
+def cuda_home(home: FakeHome, used: str) -> None:
+    """Two RTX 3090 as nvidia-smi tells of them; ``used``: shell words that print MiB in use on the first."""
     tools = home.root / "tools"
     tools.mkdir()
     smi = tools / "nvidia-smi"
-    used = f"0, $([ -e {home.folder}/launches-server.jsonl ] && echo 24024 || echo 300)\\n1, 300\\n"
-    smi.write_text((SMI % (used, CARD_0 + CARD_1)).replace("printf '", 'printf "').replace("' ;;", '" ;;'))
+    rows = f"0, $({used})\\n1, 300\\n"
+    smi.write_text((SMI % (rows, CARD_0 + CARD_1)).replace("printf '", 'printf "').replace("' ;;", '" ;;'))
     smi.chmod(0o755)
     home.env["PATH"] = f"{tools}:{home.env['PATH']}"
     home.install(backend="cuda", archs=("86",))
-    devices = {"kind": "cuda", "memory_mib": None, "name": "RTX 3090"}
-    running = home.serve(profile=home.profile(devices=devices))
+
+
+CUDA = {"kind": "cuda", "memory_mib": None, "name": "RTX 3090"}
+
+
+def test_a_restart_waits_for_cards_that_are_still_full(home: FakeHome) -> None:
+    full = home.root / "full"
+    cuda_home(home, f"[ -e {full} ] && echo 20000 || echo 300")
+    home.behave([{"exit_after_s": 2, "signal": 11}, {}])
+    running = home.serve(profile=home.profile(devices={**CUDA, "used_mib_max": 1200}))
+    running.until_state("ready")
+    full.touch()  # what a dying process has not given back yet
+    running.until_state("backoff")
+    until(lambda: running.state()["reason"].startswith("waiting: "), "it waits, and says for what")
+    assert "20000 MiB of device 0 (NVIDIA GeForce RTX 3090) are in use already" in running.state()["reason"]
+    assert len(home.launches()) == 1
+    full.unlink()
+    assert running.until_state("ready")["restarts"] == 1
+
+
+def test_memory_of_cuda_devices_is_shown_and_little_room_is_a_warning(home: FakeHome) -> None:
+    cuda_home(home, f"[ -e {home.folder}/launches-server.jsonl ] && echo 24024 || echo 300")
+    running = home.serve(profile=home.profile(devices=CUDA))
     state = running.until_state("ready")
     assert [(d["name"], d["allocated_bytes"] // 2**20) for d in state["devices"]] == [
         ("NVIDIA GeForce RTX 3090 (0)", 24024),

@@ -13,7 +13,7 @@ from tests.real_set import write_real_set
 
 
 def test_devices_that_are_too_small(home: FakeHome) -> None:
-    small = home.profile(devices={"memory_mib": 64}, context={"size": 4096, "micro_batch": 2048})
+    small = home.profile(devices={"memory_mib": 64}, context={"size": 4096, "micro_batch": 4096})
     begin = time.monotonic()
     done = home.run("serve", "--profile", str(small), "--port", str(free_port()))
     assert time.monotonic() - begin < 10  # two seconds of work, on a machine that does other things, too
@@ -27,7 +27,7 @@ def test_devices_that_are_too_small(home: FakeHome) -> None:
 def test_the_change_that_is_named_helps(home: FakeHome) -> None:
     demo, section = {"synthetic": "demo"}, {"size": 65_536, "kv_type": "f32"}
     data = yaml.safe_load(home.profile(context=section).read_text())
-    data |= {"model": demo, "devices": data["devices"] | {"memory_mib": 256}}
+    data |= {"model": demo, "devices": data["devices"] | {"memory_mib": 160}}
     small = home.root / "small.yaml"
     small.write_text(yaml.safe_dump(data))
     refused = home.run("serve", "--profile", str(small), "--port", str(free_port()))

@@ -15,12 +15,14 @@ from flashnext.model import memory
 from flashnext.model.header import read_header
 from flashnext.model.hyper import read_hyper
 from flashnext.model.memory import MIB, Rule, Settings
+from flashnext.model.memory_tiled import TILE
 from flashnext.model.synth import SynthRequest, synthesise
 
 pytestmark = pytest.mark.native
 
-# The arithmetic describes the stock graph: features that shrink the workspace are switched off here.
-STOCK = {"FN_TILED_QSA": "0"}
+# Both graphs have a description: the sparse attention in tiles, and the stock one.
+FORMS = {"tiled": ({}, TILE), "stock": ({"FN_TILED_QSA": "0"}, 0)}
+FORM = pytest.mark.parametrize("form", sorted(FORMS))
 POINTS = [(8192, 512), (8192, 2048), (32768, 512), (32768, 2048), (131072, 512), (131072, 2048)]
 
 
@@ -51,8 +53,10 @@ def on_devices(text: str, what: str, gpus: tuple[VirtualGpu, ...]) -> list[float
     return [sum(sum(v) for k, v in sizes.items() if gpu.endpoint in k) for gpu in gpus]
 
 
+@FORM
 @pytest.mark.parametrize(("context", "micro_batch"), POINTS)
 def test_workspace_is_the_servers_own(
+    form: str,
     context: int,
     micro_batch: int,
     native_build: Any,
@@ -63,13 +67,14 @@ def test_workspace_is_the_servers_own(
     gpus = (vgpu(), vgpu())
     options = ["-c", str(context), "-b", "4096", "-ub", str(micro_batch), "-ts", "1,1", "-fa", "on"]
     options += ["-lv", "4", "--no-warmup", "--no-kv-unified", "-ot", "_exps=CPU,per_layer_token_embd=CPU"]
-    with LlamaServer(native_build.bin, demo_model, tmp_path, *options, on=gpus, env=STOCK) as server:
+    env, tile = FORMS[form]
+    with LlamaServer(native_build.bin, demo_model, tmp_path, *options, on=gpus, env=env) as server:
         text = server.text
     header = read_header(demo_model)
     hyper, problems = read_hyper(header)
     assert hyper is not None and not problems
     rules = (Rule("_exps", False), Rule("per_layer_token_embd", False))
-    settings = Settings((1, 1), context=context, micro_batch=micro_batch, rules=rules)
+    settings = Settings((1, 1), context=context, micro_batch=micro_batch, rules=rules, tile=tile)
     plan = memory.draw(hyper, header.tensors, settings)
 
     told = on_devices(text, "compute", gpus)
@@ -93,20 +98,27 @@ def settings(context: int, **more: Any) -> Settings:
     return Settings((1, 1), context=context, micro_batch=512, rules=rules, **more)
 
 
+@FORM
 @pytest.mark.parametrize("context", [8192, 32768])
 def test_head_and_drafts_are_the_servers_own(
-    context: int, native_build: Any, demo: tuple[Path, Path], vgpu: Callable[..., VirtualGpu], tmp_path: Path
+    form: str,
+    context: int,
+    native_build: Any,
+    demo: tuple[Path, Path],
+    vgpu: Callable[..., VirtualGpu],
+    tmp_path: Path,
 ) -> None:
     gpus = (vgpu(), vgpu())
     model, head = demo
     options = [*start_options(context), "--spec-draft-model", str(head), "--spec-type", "draft-mtp"]
     options += ["--spec-draft-n-max", "3", "--spec-draft-ngl", "all", "--spec-draft-device", "RPC1"]
-    with LlamaServer(native_build.bin, model, tmp_path, *options, on=gpus, env=STOCK) as server:
+    env, tile = FORMS[form]
+    with LlamaServer(native_build.bin, model, tmp_path, *options, on=gpus, env=env) as server:
         text = server.text
     own, other = read_header(model), read_header(head)
     hyper, head_hyper = read_hyper(own)[0], read_hyper(other)[0]
     assert hyper is not None and head_hyper is not None
-    drafts = settings(context, drafts=3, head_device=1)
+    drafts = settings(context, drafts=3, head_device=1, tile=tile)
     plan = memory.draw(hyper, own.tensors, drafts, memory.Head(other.tensors, head_hyper))
     recurrent = [d.recurrent / MIB for d in plan.devices]
     assert recurrent == pytest.approx(on_devices(text, "RS", gpus), abs=0.01)
@@ -128,7 +140,7 @@ def test_slots_are_the_caches_own(
 ) -> None:
     gpus = (vgpu(), vgpu())
     options = [*start_options(8192), "--moe-expert-cache", "16"]
-    with LlamaServer(native_build.bin, demo_model, tmp_path, *options, on=gpus, env=STOCK) as server:
+    with LlamaServer(native_build.bin, demo_model, tmp_path, *options, on=gpus) as server:
         text = server.text
     header = read_header(demo_model)
     hyper = read_hyper(header)[0]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flashnext import cli
+from flashnext import cli, paths
 from flashnext.build import pipeline
+from flashnext.build.workspace import Workspace, locked
 from flashnext.errors import CompileFailedError
 from flashnext.probe import toolchain as probe
 from tests.fakes.programs import FakeBin
@@ -119,3 +122,28 @@ def test_how_a_build_ends(
 def test_help_is_quick() -> None:
     took, _ = best_time([sys.executable, "-m", "flashnext", "--help"], 0.3)
     assert took < 0.3
+
+
+def test_prune_keeps_the_last_work_folder_and_what_is_at_work(
+    fakes: FakeBin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert flashnext(monkeypatch, "build", "--prune") == 0
+    assert "nothing to remove" in capsys.readouterr().err
+    works = [Workspace(paths.work_dir() / name) for name in ("cpu-old", "cuda-busy", "cpu-last")]
+    for age, work in zip((300, 200, 100), works, strict=True):
+        (work.build / "bin").mkdir(parents=True)
+        (work.build / "bin/llama-server").write_bytes(b"x" * 8192)
+        work.lock.touch()
+        for path in (work.root, work.lock):
+            os.utime(path, (time.time() - age,) * 2)
+    old, busy, last = works
+    with locked(busy):
+        os.utime(busy.lock, (time.time() - 200,) * 2)
+        assert flashnext(monkeypatch, "build", "--prune", "--json") == 0
+        rows = {Path(r["folder"]).name: r for r in json.loads(capsys.readouterr().out)}
+    assert set(rows) == {"cpu-old", "cuda-busy"} and rows["cpu-old"]["size_bytes"] >= 8192
+    assert "another build works" in rows["cuda-busy"]["kept"] and rows["cpu-old"]["kept"] == ""
+    assert not old.root.exists() and busy.bin.is_dir() and last.bin.is_dir()
+    assert flashnext(monkeypatch, "build", "--prune") == 0
+    assert f"removed {busy.root} (" in capsys.readouterr().out
+    assert flashnext(monkeypatch, "build", "--prune", "--list") == 2

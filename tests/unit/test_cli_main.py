@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 
@@ -84,3 +85,11 @@ def test_a_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     monkeypatch.setenv("FLASHNEXT_TRACEBACK", "1")
     assert call(monkeypatch, "stop") == 1
     assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", sorted(cli.VERBS))
+def test_one_help_text_per_verb(verb: str) -> None:
+    module, line = cli.VERBS[verb]
+    command = typer.main.get_command(importlib.import_module(module).app)
+    own = " ".join((command.help or "").split())
+    assert own.startswith(line), f"{verb}: {own}"

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from flashnext.cli import plan as plan_verb
 from flashnext.errors import MemoryUnfitError
+from flashnext.model import memory_workspace as workspace
 from flashnext.model.memory import MIB, layer_devices
 from flashnext.probe import host, limits
 from flashnext.probe.limits import Limits
@@ -72,7 +73,7 @@ def loaded() -> Loaded:
 
 def test_the_qualified_arithmetic(loaded: Loaded, real: tuple[Path, Path], cards: Cards) -> None:
     cards()
-    found = fit.judge(loaded, *real)
+    found = fit.judge(loaded, *real, features=())
     assert found.refusals == ()
     first, second = found.plan.devices
     # layers over two cards: 49 parts with the output, the first card takes the 25th
@@ -101,6 +102,46 @@ def test_the_qualified_arithmetic(loaded: Loaded, real: tuple[Path, Path], cards
     assert first.head == 0 and second.head > 2_673_868_800 + 2_048 * 261_888
     assert second.workspace > first.workspace + 2 * 261_888 * 512
     assert second.prefill < second.decode < 23_000 * MIB
+
+
+def test_tiles_take_less_than_the_stock_graph(loaded: Loaded, real: tuple[Path, Path], cards: Cards) -> None:
+    cards()
+    stock = fit.judge(loaded, *real, features=()).plan
+    tiled = fit.judge(loaded, *real).plan
+    assert fit.TILED in fit.shipped_features(), "None means all of this package's"
+    assert tiled == fit.judge(loaded, *real, features=fit.shipped_features()).plan
+    for old, new in zip(stock.devices, tiled.devices, strict=True):
+        assert new.workspace < 0.7 * old.workspace and new.workspace_prefill < 0.4 * old.workspace_prefill
+        assert (new.weights, new.kv, new.slots, new.head) == (old.weights, old.kv, old.slots, old.head)
+    assert tiled.host.workspace < 0.6 * stock.host.workspace
+    several = loaded.profile.context.model_copy(update={"sequences": 2})
+    assert fit.settings(loaded.profile, [fit.TILED]).tile == 128
+    assert fit.settings(loaded.profile.model_copy(update={"context": several}), [fit.TILED]).tile == 0
+
+
+# context, micro-batch, then MiB of the first device, the one behind it, and the host: the library's own lines
+# for a random-weight model of all 48 layers on two virtual GPUs (`fn-tiled-qsa-run --reserve --flash`)
+REAL_SHAPE = [
+    (8192, 512, 145.18, 115.8, 103.69),
+    (8192, 2048, 580.31, 462.81, 414.37),
+    (32768, 512, 145.58, 118.2, 104.09),
+    (32768, 2048, 580.71, 463.21, 414.76),
+    (131072, 512, 257.17, 263.79, 105.68),
+    (131072, 2048, 582.3, 472.8, 416.36),
+    (261888, 512, 450.95, 457.57, 107.8),
+    (261888, 2048, 688.18, 714.68, 418.48),
+]
+
+
+@pytest.mark.parametrize(("context", "tokens", "first", "behind", "host_mib"), REAL_SHAPE)
+def test_tiled_workspace_of_the_real_shape(
+    context: int, tokens: int, first: float, behind: float, host_mib: float, real: tuple[Path, Path]
+) -> None:
+    hyper = fit.read(real[0], None).hyper
+    batch = workspace.Batch(context, tokens, 128)
+    sizes = [workspace.device_bytes(hyper, batch, sparse_layers=6, first=f) / MIB for f in (True, False)]
+    assert sizes == pytest.approx([first, behind], rel=0.03)
+    assert workspace.host_bytes(hyper, batch) / MIB == pytest.approx(host_mib, rel=0.001)
 
 
 def test_the_plan_of_the_real_set_takes_no_time(

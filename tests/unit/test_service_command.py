@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import pwd
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -49,3 +51,22 @@ def test_uninstall_leaves_no_start_at_boot(system: Path, capsys: pytest.CaptureF
     assert f"next: systemctl stop {UNIT}; systemctl daemon-reload" in err
     service.uninstall("demo")
     assert f"there is no {system / UNIT}" in capsys.readouterr().err
+
+
+def test_every_verb_speaks_json(system: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said() -> dict[str, Any]:
+        out, err = capsys.readouterr()
+        assert err == ""
+        return dict(json.loads(out))
+
+    service.show("demo", as_json=True)
+    shown = said()
+    assert shown["file"] == str(system / UNIT) and shown["unit"].startswith("[Unit]")
+    service.install("demo", as_json=True)
+    done = said()
+    assert done["file"] == str(system / UNIT) and done["next"][-1].endswith(f"enable --now {UNIT}")
+    assert (system / UNIT).read_text() == shown["unit"]
+    service.uninstall("demo", as_json=True)
+    assert said()["removed"] == [str(system / UNIT)]
+    service.uninstall("demo", as_json=True)
+    assert said() == {"removed": [], "next": []}

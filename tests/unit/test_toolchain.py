@@ -300,6 +300,9 @@ def test_every_problem_is_told_at_once(fakes: FakeBin, monkeypatch: pytest.Monke
         ("sm_86", "did you mean 86?"),
         ("86,abc", "abc: not a compute capability"),
         (" ", "it is empty"),
+        ("", "it is empty"),
+        ("86,,", "'86,,' has an empty entry"),
+        (",86", "',86' has an empty entry"),
     ],
 )
 def test_architectures_that_are_refused(text: str, part: str) -> None:
