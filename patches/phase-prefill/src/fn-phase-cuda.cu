@@ -1,6 +1,6 @@
-#include "fn-phase-cuda.h"
-
 #include "common.cuh"
+
+#include "fn-phase-cuda.h"
 
 #include "fn-phase-marker.h"
 

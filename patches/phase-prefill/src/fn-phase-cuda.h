@@ -1,8 +1,6 @@
 #pragma once
 
-// Included by ggml-cuda.cu after common.cuh, which brings the CUDA types.
-
-#include "common.cuh"
+// Included after common.cuh, which brings the CUDA types.
 
 #include <cstddef>
 
