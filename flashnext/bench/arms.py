@@ -17,7 +17,12 @@ from flashnext.profile.load import load
 from flashnext.profile.schema import PhasePrefillSection, Profile
 
 WITHOUT = "without:"
-SECTION_OF = {"expert-cache": "expert_cache", "mtp-qwen4exp": "mtp", "phase-prefill": "phase_prefill"}
+SECTION_OF = {
+    "expert-cache": "expert_cache",
+    "mtp-qwen4exp": "mtp",
+    "phase-prefill": "phase_prefill",
+    "lean-prefill": "lean_prefill",
+}
 # Names whose presence or absence changes what a server does.
 WATCHED = ("LLAMA_", "GGML_")
 
@@ -122,7 +127,7 @@ def from_commands(commands: Sequence[str]) -> Configured:
 
 
 def _derived(base: Profile, arm: str) -> Profile:
-    changes: dict[str, Any] = {"phase_prefill": None}
+    changes: dict[str, Any] = {"phase_prefill": None, "lean_prefill": None}
     if arm in ("vanilla", "resident"):
         changes |= {"expert_cache": None, "mtp": None}
         changes["load"] = base.load.model_copy(update={"pin_host": False})
@@ -138,7 +143,7 @@ def _derived(base: Profile, arm: str) -> Profile:
             changes["phase_prefill"] = None  # it needs both
     elif arm == "bypass":
         section = base.phase_prefill or PhasePrefillSection()
-        changes = {"phase_prefill": section.model_copy(update={"mode": "bypass"})}
+        changes = {"lean_prefill": None, "phase_prefill": section.model_copy(update={"mode": "bypass"})}
     elif arm != "control":
         raise ArmUnknownError(f"no arm is called {arm!r}")
     kind = "experimental" if base.kind == "qualified" else base.kind
