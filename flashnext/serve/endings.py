@@ -28,6 +28,7 @@ _HINTS = {
     "host-refused": "see the limits named above; `flashnext doctor` shows what this machine allows",
     "mtp-refused": "give the head that was made for this model (mtp.head)",
     "phase-refused": "set phase_prefill and what it is checked against to the values named above",
+    "lean-refused": "lower lean_prefill.chunk or expert_cache.slots, or free the devices",
     "load-late": "raise life.load_limit_s, or look at the speed of the model's disk",
     "no-progress": "the log named above ends where the server stood still",
     "virtual-gpu-lost": "raise devices.memory_mib if a virtual GPU refused memory; see the log",

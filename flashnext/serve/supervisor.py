@@ -350,6 +350,9 @@ class Supervisor:
             self._refused = f"{child.name} refused {asked:,} bytes, {free:,} were free"
         elif (refused := failures.refusal(marker)) is not None:
             self._trouble(Trouble(refused.kind, refused.text, refused.line))
+        elif marker.name == "lean:attached":
+            self._record.gauge("lean_chunk", int(marker.data.get("chunk", 0)))
+            self._record.gauge("lean_lent", int(bool(marker.data.get("lent"))))
         elif marker.name in ("phase:begin", "phase:end"):
             self._phase_open += 1 if marker.event == "begin" else -1
             if self._phase_open not in (0, 1):
