@@ -21,7 +21,12 @@ from flashnext.profile.schema import PhasePrefillSection, Profile
 
 WITHOUT = "without:"
 MICRO_BATCH = "ubatch:"
-SECTION_OF = {"expert-cache": "expert_cache", "mtp-qwen4exp": "mtp", "phase-prefill": "phase_prefill"}
+SECTION_OF = {
+    "expert-cache": "expert_cache",
+    "mtp-qwen4exp": "mtp",
+    "phase-prefill": "phase_prefill",
+    "lean-prefill": "lean_prefill",
+}
 # Names whose presence or absence changes what a server does.
 WATCHED = ("LLAMA_", "GGML_", "FN_")
 # The supervisor's ready check takes the rehearsal; without a supervisor it would be a prompt of the run.
@@ -152,7 +157,7 @@ def from_commands(commands: Sequence[str]) -> Configured:
 
 
 def _derived(base: Profile, arm: str) -> Profile:
-    changes: dict[str, Any] = {"phase_prefill": None}
+    changes: dict[str, Any] = {"phase_prefill": None, "lean_prefill": None}
     if arm == "vanilla":
         changes |= {"expert_cache": None, "mtp": None}
         changes["load"] = base.load.model_copy(update={"pin_host": False})
@@ -172,7 +177,7 @@ def _derived(base: Profile, arm: str) -> Profile:
             changes["phase_prefill"] = None  # it needs both
     elif arm == "bypass":
         section = base.phase_prefill or PhasePrefillSection()
-        changes = {"phase_prefill": section.model_copy(update={"mode": "bypass"})}
+        changes = {"lean_prefill": None, "phase_prefill": section.model_copy(update={"mode": "bypass"})}
     elif arm != "control":
         raise ArmUnknownError(f"no arm is called {arm!r}")
     kind = "experimental" if base.kind == "qualified" else base.kind

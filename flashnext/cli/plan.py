@@ -25,6 +25,7 @@ _DEVICE_ROWS = (
     ("overhead", "o", "CUDA overhead"),
     ("slots", "s", "expert slots"),
     ("workspace", "x", "workspace"),
+    ("staging", "t", "staged experts"),
     ("workspace_prefill", "", "workspace, prefill"),
 )
 _HOST_ROWS = (

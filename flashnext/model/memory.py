@@ -18,6 +18,7 @@ from flashnext.model.hyper import Hyper
 MIB = 1024 * 1024
 _BLOCK = re.compile(r"^blk\.(\d+)\.")
 _EXPERTS = re.compile(r"\.ffn_(gate|up|gate_up|down)_exps\.weight$")
+_RING = 2  # layers of experts in staging memory
 _CONTEXT_STEP = 256  # llama.cpp rounds a context up to a multiple of this
 _INPUT = ("token_embd.weight", "per_layer_token_embd.weight")  # stay in host memory whatever is asked
 
@@ -32,7 +33,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a profile decides. ``prefill_micro_batch`` (tokens) is None without the transaction.
+    """What a profile decides. ``prefill_micro_batch`` (tokens) is None without the transaction,
+    ``chunk`` (tokens) without lean prefill.
 
     ``tile``: tokens of a tile of the sparse attention (feature tiled-qsa), 0 for the stock graph.
     """
@@ -48,6 +50,7 @@ class Settings:
     head_device: int = 0
     prefill_micro_batch: int | None = None
     releases_slots: bool = False
+    chunk: int | None = None
     cuda: bool = False
     tile: int = 0
     device_overhead_bytes: int = 0
@@ -61,6 +64,8 @@ class Settings:
 
 class DevicePlan(Artefact):
     """Bytes on one device. ``need`` is the wider of two moments: decode with slots, prefill without.
+
+    ``staging``: layers of experts for lean prefill; 0 where the slots are large enough to be lent for them.
 
     The workspaces are those of the model and, on the head's device, of the draft context.
     """
@@ -77,10 +82,12 @@ class DevicePlan(Artefact):
     workspace_prefill: int
     overhead: int
     slots_during_prefill: int
+    staging: int = 0
 
     @property
     def fixed(self) -> int:
-        return self.weights + self.kv + self.indexer + self.recurrent + self.head + self.overhead
+        parts = self.weights + self.kv + self.indexer + self.recurrent + self.head
+        return parts + self.overhead + self.staging
 
     @property
     def decode(self) -> int:
@@ -148,8 +155,9 @@ def draw(
     where = layer_devices(hyper.layers, settings.split)
     weights, pinned, plain, mapped = _weights(tensors, settings, where, hyper.layers)
     experts = _experts(tensors, settings)
+    staging = _staging(tensors, settings, where)
     devices = [
-        _device(index, hyper, settings, where, weights[index], experts, head)
+        _device(index, hyper, settings, where, weights[index], experts, head, staging[index])
         for index in range(len(settings.split))
     ]
     batch = workspace.Batch(
@@ -215,6 +223,20 @@ def _experts(tensors: Iterable[TensorEntry], settings: Settings) -> dict[int, tu
     return found
 
 
+def _staging(tensors: Iterable[TensorEntry], settings: Settings, where: list[int]) -> list[int]:
+    """Per device: lean prefill's ring, whose places hold the largest gate, up and down of its layers."""
+    rules = [re.compile(rule.pattern) for rule in settings.rules]
+    largest: list[dict[str, int]] = [{} for _ in settings.split]
+    for tensor in tensors if settings.chunk is not None else ():
+        match, expert = _BLOCK.match(tensor.name), _EXPERTS.search(tensor.name)
+        if match is None or expert is None or int(match[1]) >= len(where) - 1:
+            continue
+        if any(rule.search(tensor.name) for rule in rules):
+            parts = largest[where[int(match[1])]]
+            parts[expert[1]] = max(parts.get(expert[1], 0), tensor.size_bytes)
+    return [_RING * sum(parts.values()) for parts in largest]
+
+
 def _device(
     index: int,
     hyper: Hyper,
@@ -223,6 +245,7 @@ def _device(
     weights: int,
     experts: dict[int, tuple[int, int]],
     head: Head | None,
+    staging: int,
 ) -> DevicePlan:
     own = [layer for layer in range(hyper.layers) if where[layer] == index]
     full = [layer for layer in own if not hyper.recurrent[layer]]
@@ -230,10 +253,11 @@ def _device(
     element = TYPE_BY_NAME[settings.kv_type.upper()]
     cells = settings.cells
     slots = sum(experts[layer][0] for layer in own if layer in experts) * settings.slots
-    copied = max((largest for _, largest in experts.values()), default=0) if settings.cuda else 0
+    copies = settings.cuda and settings.chunk is None  # lean prefill has staging memory instead
+    copied = max((largest for _, largest in experts.values()), default=0) if copies else 0
 
     def room(tokens: int) -> int:
-        batch = workspace.Batch(cells, min(tokens, cells), settings.tile)
+        batch = workspace.Batch(cells, min(settings.chunk or tokens, cells), settings.tile)
         return workspace.device_bytes(
             hyper, batch, sparse_layers=sparse, first=index == 0, copied_bytes=copied
         )
@@ -259,6 +283,7 @@ def _device(
         workspace_prefill=room(prefill) + draft_room(prefill) if prefill else decode,
         overhead=settings.device_overhead_bytes,
         slots_during_prefill=0 if settings.releases_slots else slots,
+        staging=staging if slots < staging else 0,
     )
 
 

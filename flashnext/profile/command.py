@@ -86,6 +86,8 @@ def _features(p: Profile, place: Place) -> list[str]:
         line += ["--spec-draft-ngl", "all"]
         if p.mtp.device is not None:
             line += ["--spec-draft-device", device_names(p)[p.mtp.device]]
+    if p.lean_prefill is not None:
+        line += ["--lean-prefill", str(p.lean_prefill.chunk)]
     return line
 
 
@@ -149,4 +151,7 @@ def features(profile: Profile) -> dict[str, strict_yaml.Path]:
         needed["mtp-qwen4exp"] = ("mtp",)
     if profile.phase_prefill is not None:
         needed["phase-prefill"] = ("phase_prefill",)
+    if profile.lean_prefill is not None:
+        needed["lean-prefill"] = ("lean_prefill",)
+        needed["tiled-qsa"] = ("lean_prefill",)
     return needed

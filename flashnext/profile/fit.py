@@ -33,6 +33,7 @@ HOST_RESERVE = 2 * _GIB
 SMALL_RESERVE = 256 * MIB
 _WSL_SHARE = 2
 TILED = "tiled-qsa"
+_LEAST_CHUNK = 512
 
 
 @dataclass(frozen=True)
@@ -145,12 +146,21 @@ def settings(profile: Profile, features: Collection[str]) -> Settings:
         head_device=head_device,
         prefill_micro_batch=phase.micro_batch if phase is not None and phase.mode == "transaction" else None,
         releases_slots=phase is not None and phase.mode == "transaction",
+        chunk=_chunk(p),
         cuda=cuda,
         tile=TILE if tiles else 0,
         device_overhead_bytes=CUDA_OVERHEAD if cuda else 0,
         prompt_cache_bytes=p.context.prompt_cache_mib * MIB,
         host_overhead_bytes=CUDA_HOST_OVERHEAD if cuda else HOST_OVERHEAD,
     )
+
+
+def _chunk(profile: Profile) -> int | None:
+    """Tokens of lean prefill's chunk; what `auto` needs at the least."""
+    lean = profile.lean_prefill
+    if lean is None:
+        return None
+    return min(_LEAST_CHUNK, profile.context.batch) if lean.chunk == "auto" else lean.chunk
 
 
 def _rooms(profile: Profile) -> Iterator[Room]:
@@ -240,6 +250,10 @@ def _change(
     if any(room.used for room in rooms) and fits(chosen, empty):
         held = ", ".join(f"{mib(room.used)} of {room.name}" for room in rooms if room.used)
         return f"end what else uses the cards: {held}"
+    if chosen.chunk is not None:
+        chunk = _largest(chosen.chunk, _LEAST_CHUNK, lambda n: fits(replace(chosen, chunk=n)))
+        if chunk:
+            return f"lower lean_prefill.chunk to {chunk}; it is the most that fits"
     slots = _largest(chosen.slots, 1, lambda n: fits(replace(chosen, slots=n)))
     if slots:
         return f"lower expert_cache.slots to {slots}; it is the most that fits"

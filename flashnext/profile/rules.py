@@ -184,6 +184,18 @@ def _placement(s: Sections) -> Iterator[Finding]:
             yield ("placement", index, "memory"), "pinned memory needs cuda devices; write host"
 
 
+def _lean(s: Sections) -> Iterator[Finding]:
+    lean, context = s.get("lean_prefill"), s.get("context")
+    if lean is None:
+        return
+    if s.get("phase_prefill") is not None:
+        yield ("lean_prefill",), "an alternative to phase_prefill: keep one of them"
+    if context is not None and lean.chunk != "auto" and lean.chunk > context.batch:
+        yield ("lean_prefill", "chunk"), f"above context.batch ({context.batch})"
+    if "placement" in s and not any("exps" in rule.tensors for rule in s["placement"]):
+        yield ("lean_prefill",), "needs the experts in host memory: a placement rule for ffn_..._exps"
+
+
 def _features(s: Sections) -> Iterator[Finding]:
     context, mtp, phase = s.get("context"), s.get("mtp"), s.get("phase_prefill")
     devices, cache = s.get("devices"), s.get("expert_cache")
@@ -233,6 +245,7 @@ _RULES: tuple[Callable[[Sections], Iterator[Finding]], ...] = (
     _devices,
     _placement,
     _features,
+    _lean,
     _server,
 )
 

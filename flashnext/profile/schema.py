@@ -122,6 +122,14 @@ class PhasePrefillSection(Section):
     verify: bool = False
 
 
+class LeanPrefillSection(Section):
+    """Experts uploaded under compute (feature lean-prefill): an alternative to the transaction."""
+
+    chunk: Annotated[int, Field(ge=32, le=24_576)] | Literal["auto"] = Field(
+        description="Tokens per upload of all experts; auto: the largest of 512, 1024, ... 16384 that fits."
+    )
+
+
 class ServerSection(Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65_535)] = 8080
@@ -183,6 +191,7 @@ class Profile(Section):
     expert_cache: ExpertCacheSection | None = None
     mtp: MtpSection | None = None
     phase_prefill: PhasePrefillSection | None = None
+    lean_prefill: LeanPrefillSection | None = None
     life: LifeSection = LifeSection()
 
 

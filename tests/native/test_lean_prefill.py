@@ -150,6 +150,49 @@ def test_cached_experts_are_copied_on_the_device(native_build: Any, tiny_model: 
         ]
 
 
+def test_lent_slots_are_given_back(native_build: Any, tiny_model: Path, tmp_path: Path) -> None:
+    """Staging memory from the slots of the last layers: after a prompt they hold what they held, and what
+    was empty is zero again, also where NaN lay in between. Decode cannot tell."""
+    cache = "slots=16,FN_EXPERT_CACHE_MERGE=1"
+    arms = [
+        f"{cache},ub=64",
+        f"{cache},lean=64,FN_LEAN_LEND=1,FN_LEAN_VERIFY=1",
+        f"{cache},lean=64,FN_LEAN_LEND=1,FN_LEAN_LATE_MS=2,FN_LEAN_VERIFY=1",
+    ]
+    steps = "100;1x4;300;1x30;131;4x10;40;1x8;20;65;1x4"
+    with virtual_gpus(native_build.bin, tmp_path, 1) as endpoints:
+        stock, *lean = run(native_build.bin, tiny_model, endpoints, tmp_path, steps, arms)
+    assert_same_bytes(stock, *lean)
+    for arm in lean:
+        assert arm["lean"]["devices"][0]["size_bytes"] == 0
+        assert arm["lean"]["refills"] >= 5  # after 100, 300, 131, 40 and 65 tokens at the least
+        assert [arm[key] for key in ("hits", "misses", "uploads")] == [
+            stock[key] for key in ("hits", "misses", "uploads")
+        ]
+
+
+def test_slots_are_lent_when_nothing_else_fits(native_build: Any, demo_model: Path, tmp_path: Path) -> None:
+    """The ring does not fit beside the slots: it is lent, and the marker says why."""
+
+    def attached(memory: str) -> tuple[dict[str, Any], str]:
+        with virtual_gpus(native_build.bin, tmp_path, 1, "--memory", memory) as endpoints:
+            options = ("--ctx", "1024", "--batch", "512")
+            arms = ["lean=512,slots=400"]
+            done = drive(native_build.bin, demo_model, endpoints, "64;1x2", arms, *options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (marker,) = markers(done.stderr, "attached")
+        return marker, done.stdout
+
+    wide, _ = attached("1GiB")
+    assert not wide["lent"] and wide["devices"][0]["lent_bytes"] == 0
+    tight, out = attached("100MiB")
+    assert tight["lent"] and tight["devices"][0]["ring_bytes"] == 0
+    assert tight["devices"][0]["lent_bytes"] == wide["devices"][0]["ring_bytes"]
+    assert [(t["lent"], t["fits"]) for t in tight["tried"]] == [(False, False), (True, False), (True, True)]
+    assert "kept for matrix products" in tight["tried"][0]["why"]
+    assert json.loads(out)["lean"]["refills"] > 0
+
+
 def test_each_device_uploads_its_own_layers(
     native_build: Any, tiny_model: Path, tmp_path: Path, vgpu: Callable[..., VirtualGpu]
 ) -> None:
@@ -242,7 +285,7 @@ def test_staging_memory_that_does_not_fit_is_refused(
     native_build: Any, demo_model: Path, tmp_path: Path
 ) -> None:
     arms = ["lean=512,FN_LEAN_RING=8"]
-    with virtual_gpus(native_build.bin, tmp_path, 1, "--memory", "90MiB") as endpoints:
+    with virtual_gpus(native_build.bin, tmp_path, 1, "--memory", "80MiB") as endpoints:
         done = drive(native_build.bin, demo_model, endpoints, "64", arms, "--ctx", "1024", "--batch", "512")
     assert done.returncode == 3, done.stdout + done.stderr
     (marker,) = markers(done.stderr, "refused")

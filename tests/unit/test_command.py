@@ -35,7 +35,7 @@ def demo_with(text: str) -> command.Profile:
     return loaded.profile
 
 
-@pytest.mark.parametrize("name", ["demo", "demo-full", "2x3090"])
+@pytest.mark.parametrize("name", ["demo", "demo-full", "demo-lean", "2x3090", "2x3090-lean"])
 def test_shipped(name: str, snapshot: SnapshotAssertion) -> None:
     profile = load.load(name).profile
     assert command.argv(profile, PLACE) == snapshot(name="argv")

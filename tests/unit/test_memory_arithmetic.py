@@ -22,6 +22,7 @@ from flashnext.probe import host, limits
 from flashnext.probe.limits import Limits
 from flashnext.profile import fit
 from flashnext.profile.load import Loaded, load
+from flashnext.profile.schema import LeanPrefillSection
 from tests.real_set import write_real_set
 
 GIB = 1024 * MIB
@@ -142,6 +143,32 @@ def test_tiled_workspace_of_the_real_shape(
     sizes = [workspace.device_bytes(hyper, batch, sparse_layers=6, first=f) / MIB for f in (True, False)]
     assert sizes == pytest.approx([first, behind], rel=0.03)
     assert workspace.host_bytes(hyper, batch) / MIB == pytest.approx(host_mib, rel=0.001)
+
+
+@pytest.mark.parametrize(("chunk", "measured"), [(512, 454), (2048, 684), (8192, 2237), (16384, 4469)])
+def test_the_workspace_of_a_lean_chunk(
+    chunk: int, measured: int, real: tuple[Path, Path], cards: Cards
+) -> None:
+    """What the real layer shape reserved with its experts on the device (see patches/tiled-qsa)."""
+    cards()
+    base = load("2x3090-lean")
+    profile = base.profile.model_copy(
+        update={"lean_prefill": LeanPrefillSection(chunk=chunk), "mtp": None, "expert_cache": None}
+    )
+    first, second = fit.judge(replace(base, profile=profile), real[0]).plan.devices
+    assert first.workspace / MIB == pytest.approx(measured, rel=0.03)
+    assert first.workspace == first.workspace_prefill
+    # two layers of the largest gate, up and down: the larger types of layer 2, and of down elsewhere
+    assert first.staging == 2 * 512 * 3_993_600
+    assert second.staging == 2 * 512 * 3_584_000
+
+
+def test_the_lean_profile_fits_by_lending(real: tuple[Path, Path], cards: Cards) -> None:
+    cards()
+    found = fit.judge(load("2x3090-lean"), *real)
+    assert found.refusals == ()
+    assert [device.staging for device in found.plan.devices] == [0, 0], "slots are lent for it"
+    assert all(d.slots == d.slots_during_prefill for d in found.plan.devices)
 
 
 def test_the_plan_of_the_real_set_takes_no_time(

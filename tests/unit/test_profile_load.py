@@ -35,7 +35,7 @@ def line_of(text: str, part: str) -> int:
     return next(n for n, line in enumerate(text.splitlines(), 1) if part in line)
 
 
-@pytest.mark.parametrize("name", ["demo", "demo-full", "2x3090"])
+@pytest.mark.parametrize("name", ["demo", "demo-full", "demo-lean", "2x3090"])
 def test_shipped_profiles_are_sound(name: str) -> None:
     loaded = load.load(name)
     assert loaded.profile.name == name

@@ -35,6 +35,10 @@ struct fn_lean_device {
     std::vector<int32_t> layers;
     std::vector<uint8_t> reading;     // experts of the layer that is being read, for FN_LEAN_VERIFY; empty = all
 
+    std::vector<int32_t> lent_layers; // whose slots are the staging memory
+    ggml_backend_buffer_t lent_buffer = nullptr;
+    uint8_t *             lent_base   = nullptr;
+
     std::atomic<uint64_t> wait_us{0};
     std::atomic<uint64_t> n_run  {0};
     std::atomic<uint64_t> n_ready{0};
@@ -79,6 +83,9 @@ struct fn_lean {
     int32_t n_used     = 0;
     bool    verify     = false; // compare what is staged with host memory, when it is handed over and when it was read
     bool    report     = false; // a marker per prompt
+    int32_t lend       = -1;    // FN_LEAN_LEND: staging memory from the cache's slots. 0 never, 1 always, -1 when needed
+    bool    lending    = false; // it is
+    bool    lent       = false; // and the slots are not slots now
 
     fn_lean_switches switches;
 
@@ -93,6 +100,8 @@ struct fn_lean {
     std::atomic<uint64_t> n_reserves{0};
     std::atomic<uint64_t> n_verified{0};
     std::atomic<uint64_t> compute_us{0};
+    std::atomic<uint64_t> n_refills {0};
+    std::atomic<uint64_t> refill_us {0};
 
     std::string choice; // why this chunk, as JSON
 
@@ -102,9 +111,14 @@ private:
     int32_t refuse(int32_t result, const std::string & reason);
     int32_t read_switches();
     int32_t find_layers();
-    int32_t init_memory();
+    void    make_rings();
+    void    free_workspace();
+    void    find_lendable();
+    bool    set_memory(bool borrowed, std::string & why);
     int32_t choose_chunk();
-    bool    try_chunk(int32_t n, std::string & why);
+    bool    try_chunk(int32_t n, bool borrowed, size_t margin, std::string & why);
+    bool    start(std::string & why);
+    void    give_back();
     size_t  margin_bytes(int32_t n) const;
     void    check(fn_lean_device & device, int32_t layer, int32_t place, const char * when);
     void    count_reserves();

@@ -56,3 +56,11 @@ bool fn_lean_ring::reach(int32_t layer, int32_t place, const uint8_t * experts) 
     last = place;
     return ready;
 }
+
+void fn_lean_ring::forget() {
+    for (place_state & place : places) {
+        place.layer = -1;
+        place.whole = false;
+    }
+    busy = -1;
+}

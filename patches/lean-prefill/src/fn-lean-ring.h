@@ -46,6 +46,9 @@ public:
     // experts: those of a layer that is not whole
     bool reach(int32_t layer, int32_t place, const uint8_t * experts);
 
+    // the contents are gone, and the device reads none of them
+    void forget();
+
     int32_t n_places() const { return (int32_t) places.size(); }
 
     // the layer that is being read, or -1 before the first one

@@ -1,8 +1,7 @@
 // Drives a model through arms that differ in how a prompt gets its experts, in one process and on one loaded model.
 // Each arm makes a context, decodes the same tokens in the same calls and prints one JSON line on stdout:
 //
-//   fn-lean-run -m model.gguf --rpc 127.0.0.1:50052 --steps "300;1x8;131" --all-logits \
-//       --arm ub=64,logits=a.bin --arm lean=64,logits=b.bin
+//   fn-lean-run -m model.gguf --rpc 127.0.0.1:50052 --steps "300;1x8;131" --arm ub=64 --arm lean=64,logits=b.bin
 //
 // Steps: <n> one call of n tokens; <n>x<count> calls of n tokens each; "clear" forgets everything. Arm: lean=<tokens>|auto, ub=<tokens>,
 // slots=<n>, inserts=<n>, logits=<file>, and NAME=value for an environment variable of the arm.
@@ -234,8 +233,10 @@ static void print_lean(llama_context * ctx) {
     fn_lean_stats s;
     fn_lean_get_stats(lean, &s);
     printf(",\"lean\":{\"chunk\":%d,\"ring\":%d,\"ubatch_seen\":%u,\"passes\":%" PRIu64 ",\"tokens\":%" PRIu64 ",\"plain\":%" PRIu64
-           ",\"reserves\":%" PRIu64 ",\"verified\":%" PRIu64 ",\"compute_us\":%" PRIu64 ",\"wait_us\":%" PRIu64 ",\"devices\":[",
-           s.n_chunk, s.n_ring, llama_n_ubatch(ctx), s.n_passes, s.n_tokens, s.n_plain, s.n_reserves, s.n_verified, s.compute_us, s.wait_us);
+           ",\"reserves\":%" PRIu64 ",\"verified\":%" PRIu64 ",\"compute_us\":%" PRIu64 ",\"wait_us\":%" PRIu64 ",\"refills\":%" PRIu64
+           ",\"refill_us\":%" PRIu64 ",\"devices\":[",
+           s.n_chunk, s.n_ring, llama_n_ubatch(ctx), s.n_passes, s.n_tokens, s.n_plain, s.n_reserves, s.n_verified, s.compute_us, s.wait_us,
+           s.n_refills, s.refill_us);
     fn_lean_device_stats d;
     for (int32_t i = 0; fn_lean_get_device_stats(lean, i, &d); ++i) {
         printf("%s{\"name\":\"%s\",\"layers\":%d,\"size_bytes\":%" PRIu64 ",\"uploaded\":%" PRIu64 ",\"copied\":%" PRIu64 ",\"upload_us\":%" PRIu64

@@ -50,17 +50,37 @@ bool fn_lean_stage::alloc() {
     if (!buf) {
         return false;
     }
-    size_bytes = ggml_backend_buffer_get_size(buf.get());
-
     // the graph runs where its weights are
     ggml_backend_buffer_set_usage(buf.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     // what a kernel reads beyond a row has to be finite
     ggml_backend_buffer_clear(buf.get(), 0);
 
+    size_bytes = ggml_backend_buffer_get_size(buf.get());
+    return place_tensors(buf.get(), (uint8_t *) ggml_backend_buffer_get_base(buf.get()));
+}
+
+bool fn_lean_stage::borrow(ggml_backend_buffer_t from, uint8_t * base) {
+    lent_bytes = need_bytes();
+    return place_tensors(from, base);
+}
+
+void fn_lean_stage::free() {
+    GGML_ASSERT(!thread.joinable());
+    for (fn_lean_layer * l : layers) {
+        for (int i = 0; l && i < 3; ++i) {
+            l->dst[i].clear();
+        }
+    }
+    ctx.reset();
+    buf.reset();
+    size_bytes = 0;
+    lent_bytes = 0;
+}
+
+bool fn_lean_stage::place_tensors(ggml_backend_buffer_t buffer, uint8_t * base) {
     ggml_init_params params = { ggml_tensor_overhead()*3*n_ring*layers.size(), nullptr, true };
     ctx.reset(ggml_init(params));
 
-    uint8_t * base = (uint8_t *) ggml_backend_buffer_get_base(buf.get());
     for (fn_lean_layer * l : layers) {
         uint8_t * part = base;
         for (int32_t place = 0; l && place < n_ring; ++place) {
@@ -68,19 +88,24 @@ bool fn_lean_stage::alloc() {
                 const ggml_tensor * src = l->src[i];
                 ggml_tensor * dst = ggml_new_tensor_3d(ctx.get(), src->type, src->ne[0], src->ne[1], src->ne[2]);
                 ggml_format_name(dst, "fn_lean.%d.%s", place, src->name);
-                if (ggml_backend_tensor_alloc(buf.get(), dst, part) != GGML_STATUS_SUCCESS) {
+                if (ggml_backend_tensor_alloc(buffer, dst, part) != GGML_STATUS_SUCCESS) {
                     return false;
                 }
                 l->dst[i].push_back(dst);
+                l->pad[i] = ggml_backend_buft_get_alloc_size(ggml_backend_buffer_get_type(buffer), dst) - ggml_nbytes(dst);
                 part += part_bytes[i];
             }
         }
     }
+    return true;
+}
 
+bool fn_lean_stage::start() {
     backend.reset(ggml_backend_dev_init(dev, nullptr));
     if (!backend) {
         return false;
     }
+    zeros.assign(FN_LEAN_PIECE, 0);
     if (switches.late_ms >= 0) {
         junk.assign(FN_LEAN_PIECE, 0xff); // a NaN in every float type, and as the scale of a quantized block
     }
@@ -175,6 +200,13 @@ static ggml_tensor fn_bytes_of(const ggml_tensor * t, size_t offset, size_t n) {
     return bytes;
 }
 
+void fn_lean_stage::zero(const ggml_tensor * t, size_t offset, size_t size) {
+    ggml_tensor bytes = fn_bytes_of(t, offset, size);
+    for (size_t at = 0; at < size; at += zeros.size()) {
+        upload(&bytes, zeros.data(), at, std::min(zeros.size(), size - at));
+    }
+}
+
 void fn_lean_stage::copy_slot(const ggml_tensor * slots, int32_t slot, ggml_tensor * dst, int32_t expert) {
     const ggml_tensor from = fn_bytes_of(slots, slot*slots->nb[2], slots->nb[2]);
     ggml_tensor       to   = fn_bytes_of(dst,   expert*dst->nb[2], dst->nb[2]);
@@ -217,6 +249,9 @@ void fn_lean_stage::execute(const job & j) {
                 upload(dst, (const uint8_t *) src->data + end, end, std::min(FN_LEAN_PAD, n_expert_bytes));
             }
         }
+        if (l.pad[i]) {
+            zero(dst, ggml_nbytes(dst), l.pad[i]); // another layer's larger tensor may have been there
+        }
     }
     ggml_backend_synchronize(backend.get());
     t.t_end = ggml_time_us();
@@ -232,6 +267,31 @@ void fn_lean_stage::execute(const job & j) {
         }
     }
     cv_done.notify_all();
+}
+
+uint64_t fn_lean_stage::refill(int32_t layer, const std::vector<int32_t> & expert_in) {
+    const fn_lean_layer & l = *layers[layer];
+    uint64_t result = 0;
+    for (int i = 0; i < 3; ++i) {
+        const ggml_tensor * src = l.src[i];
+        ggml_tensor dst = *l.slots[i];
+        for (int64_t slot = 0; slot < dst.ne[2]; ++slot) {
+            const int32_t expert = slot < (int64_t) expert_in.size() ? expert_in[slot] : -1;
+            if (expert >= 0) {
+                upload(&dst, (const uint8_t *) src->data + expert*src->nb[2], slot*dst.nb[2], dst.nb[2]);
+                result += dst.nb[2];
+            } else {
+                zero(&dst, slot*dst.nb[2], dst.nb[2]); // a masked lane may read it
+            }
+        }
+        const size_t pad = ggml_backend_buft_get_alloc_size(ggml_backend_buffer_get_type(dst.buffer), &dst) - ggml_nbytes(&dst);
+        if (pad) {
+            zero(&dst, ggml_nbytes(&dst), pad);
+        }
+    }
+    ggml_backend_synchronize(backend.get());
+    bytes_uploaded += result;
+    return result;
 }
 
 std::vector<fn_lean_job_times> fn_lean_stage::take_times() {

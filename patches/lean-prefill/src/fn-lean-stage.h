@@ -21,6 +21,7 @@ struct fn_lean_layer {
     int32_t             device = -1;
     int32_t             own_place = -1;    // where every layer of the device has one
     std::vector<ggml_tensor *> dst[3];     // per place of the ring
+    size_t              pad[3] = {};       // bytes after a staging tensor that kernels may read
 };
 
 struct fn_lean_job_times {
@@ -50,14 +51,27 @@ public:
 
     // bytes of the whole ring
     size_t need_bytes() const;
-    // false: the device refuses
+
+    // memory of its own. false: the device refuses
     bool alloc();
+    // memory that belongs to somebody else: need_bytes() from base on
+    bool borrow(ggml_backend_buffer_t from, uint8_t * base);
+    void free();
+
+    // after alloc() or borrow(). false: the device refuses
+    bool start();
 
     uint64_t submit(int32_t layer, int32_t place, const uint8_t * experts, bool ahead) override;
     bool     wait  (uint64_t serial) override;
 
     // no copy that reads a slot of the expert cache is left
     void wait_slots() { wait(last_slot_serial); }
+    // no copy at all
+    void wait_all() { wait(next_serial - 1); }
+
+    // all slots of the layer's part of the cache written anew, experts from host memory and zeros: returns when they are
+    // in place. Only with no copy left. The bytes that were uploaded.
+    uint64_t refill(int32_t layer, const std::vector<int32_t> & expert_in);
 
     // bytes of the experts in the place that differ from host memory; experts: nullptr = all
     size_t n_different(int32_t layer, int32_t place, const uint8_t * experts, uint64_t & n_verified) const;
@@ -74,7 +88,8 @@ public:
     std::atomic<uint64_t> bytes_copied  {0};
     std::atomic<uint64_t> upload_us     {0};
 
-    size_t size_bytes = 0;
+    size_t size_bytes = 0; // of its own
+    size_t lent_bytes = 0; // of somebody else's
 
 private:
     // of all three tensors of a layer
@@ -97,6 +112,8 @@ private:
     void upload(ggml_tensor * dst, const void * data, size_t offset, size_t size);
     void copy_slot(const ggml_tensor * slots, int32_t slot, ggml_tensor * dst, int32_t expert);
     void poison(const fn_lean_layer & l, int32_t place);
+    bool place_tensors(ggml_backend_buffer_t buffer, uint8_t * base);
+    void zero(const ggml_tensor * t, size_t offset, size_t size);
 
     const int32_t          n_ring;
     const fn_lean_switches switches;
@@ -109,6 +126,7 @@ private:
 
     size_t               part_bytes[3] = {}; // gate, up, down of a place, as large as the largest layer needs
     std::vector<uint8_t> junk;
+    std::vector<uint8_t> zeros;
 
     uint64_t next_serial      = 1;
     uint64_t last_slot_serial = 0;

@@ -15,12 +15,13 @@ void fn_lean_print_attached(const fn_lean & lean) {
     std::string list;
     for (const auto & device : lean.devices) {
         list += std::string(list.empty() ? "" : ",") + "{\"device\":" + fn_lean_name(*device) + ",\"layers\":" + std::to_string(device->layers.size()) +
-            ",\"ring_bytes\":" + std::to_string(device->stage->size_bytes) + ",\"free_bytes\":" + std::to_string(device->free_bytes) + "}";
+            ",\"ring_bytes\":" + std::to_string(device->stage->size_bytes) + ",\"lent_bytes\":" + std::to_string(device->stage->lent_bytes) +
+            ",\"lent_layers\":" + std::to_string(lean.lending ? device->lent_layers.size() : 0) + ",\"free_bytes\":" + std::to_string(device->free_bytes) + "}";
     }
     fn_lean_marker("attached", "{\"chunk\":" + std::to_string(lean.n_chunk) + ",\"requested\":" +
             (lean.requested == FN_LEAN_AUTO ? "\"auto\"" : std::to_string(lean.requested)) + ",\"ring\":" + std::to_string(lean.n_ring) +
             ",\"min_tokens\":" + std::to_string(lean.min_tokens) + ",\"batch\":" + std::to_string(lean.ctx.n_batch()) +
-            ",\"tried\":" + lean.choice + ",\"lent_bytes\":0,\"devices\":[" + list + "]}");
+            ",\"tried\":" + lean.choice + ",\"lent\":" + (lean.lending ? "true" : "false") + ",\"devices\":[" + list + "]}");
 }
 
 fn_lean * fn_lean_get(llama_context * ctx) {
@@ -60,6 +61,8 @@ void fn_lean_get_stats(const fn_lean * lean, fn_lean_stats * stats) {
     stats->n_reserves = lean->n_reserves;
     stats->n_verified = lean->n_verified;
     stats->compute_us = lean->compute_us;
+    stats->n_refills  = lean->n_refills;
+    stats->refill_us  = lean->refill_us;
     for (const auto & device : lean->devices) {
         stats->wait_us += device->wait_us;
     }
@@ -105,6 +108,8 @@ size_t fn_lean_metrics(llama_context * ctx, char * buf, size_t size) {
     single("passes_total",               "counter", "Micro-batches with experts from staging memory",         stats.n_passes);
     single("tokens_total",               "counter", "Tokens of these",                                        stats.n_tokens);
     single("plain_total",                "counter", "Micro-batches on the plain path",                        stats.n_plain);
+    single("refills_total",              "counter", "Times that lent slots were filled again",                stats.n_refills);
+    single("refill_microseconds_total",  "counter", "Time of these",                                          stats.refill_us);
     single("reserves_total",             "counter", "Workspaces that had to grow",                            stats.n_reserves);
     single("compute_microseconds_total", "counter", "Time between a layer's release and the next layer's stop", stats.compute_us);
 

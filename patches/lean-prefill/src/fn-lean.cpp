@@ -13,6 +13,9 @@
 #include <cstdlib>
 #include <stdexcept>
 
+// up to here a larger chunk is worth lending slots for it, which costs their refill after every prompt
+static constexpr int32_t FN_LEAN_CHUNK_GOOD = 4096;
+
 static constexpr int32_t FN_LEAN_CHUNKS[] = { 16384, 8192, 4096, 2048, 1024, 512 };
 
 // CUDA's expert matmul keeps 4 bytes per token in shared memory: 25,000 tokens on the smallest (sm_86)
@@ -76,6 +79,7 @@ int32_t fn_lean::read_switches() {
         !fn_lean_env("FN_LEAN_MIN_TOKENS", 1,  1 << 20,          min_tokens,       error) ||
         !fn_lean_env("FN_LEAN_LATE_MS",    0,  10000,            switches.late_ms, error) ||
         !fn_lean_env("FN_LEAN_VERIFY",     0,  1,                on_verify,        error) ||
+        !fn_lean_env("FN_LEAN_LEND",       0,  1,                lend,             error) ||
         !fn_lean_env("FN_LEAN_REPORT",     0,  1,                on_report,        error)) {
         return refuse(FN_LEAN_BAD_PARAMS, error);
     }
@@ -155,6 +159,11 @@ int32_t fn_lean::find_layers() {
         (*it)->stage->add(index[il], layer.get());
         layers.push_back(std::move(layer));
     }
+    make_rings();
+    return FN_LEAN_OK;
+}
+
+void fn_lean::make_rings() {
     for (auto & device : devices) {
         const bool stay = (int32_t) device->layers.size() <= n_ring;
         for (size_t i = 0; stay && i < device->layers.size(); ++i) {
@@ -162,15 +171,27 @@ int32_t fn_lean::find_layers() {
         }
         device->ring.reset(new fn_lean_ring(n_ring, stay, *device->stage));
     }
-    return FN_LEAN_OK;
+    for (size_t layer = 0; layer < layers.size(); ++layer) {
+        for (int32_t place = 0; place < n_ring; ++place) {
+            stops.emplace_back(new fn_lean_stop { this, (int32_t) layer, place });
+        }
+    }
 }
 
-// the experts that the cache holds, as of now; called between graph executions and while a prompt's graph runs, when
-// nothing changes the slots
+// the experts that the cache holds of a layer, as of now; called between graph executions and while a prompt's graph
+// runs, when nothing changes the slots
 static void fn_lean_slot_map(void * data, int32_t cache_index, std::vector<int32_t> & slot_of) {
-    const fn_expert_cache * cache = fn_expert_cache_get((llama_context *) data);
+    const fn_lean & lean = *(const fn_lean *) data;
+    const fn_expert_cache * cache = fn_expert_cache_get(&lean.ctx);
     if (!cache || !cache->core || cache->phase != FN_EXPERT_CACHE_READY) {
         return;
+    }
+    for (const auto & device : lean.devices) {
+        for (const int32_t layer : device->lent_layers) {
+            if (lean.lending && lean.layers[layer]->cache_index == cache_index) {
+                return; // what is staged is there now
+            }
+        }
     }
     const fn_expert_lru & lru = cache->core->lru(cache_index);
     for (int32_t slot = 0; slot < lru.n_slots(); ++slot) {
@@ -181,8 +202,8 @@ static void fn_lean_slot_map(void * data, int32_t cache_index, std::vector<int32
     }
 }
 
-int32_t fn_lean::init_memory() {
-    // the workspaces of the stock graph hold copies of experts on the first device, and are not needed any more
+// the workspaces of the stock graph hold copies of experts on the first device, which are not needed any more
+void fn_lean::free_workspace() {
     for (auto & res : ctx.gf_res_prev) {
         if (res) {
             res->reset();
@@ -193,25 +214,70 @@ int32_t fn_lean::init_memory() {
     ctx.sched.reset(ggml_backend_sched_new(
             ctx.backend_ptrs.data(), ctx.backend_buft.data(), ctx.backend_ptrs.size(), 8, false, ctx.cparams.op_offload));
     ctx.sched_need_reserve = true;
+}
 
+// the slots of a device's last layers, which lie together at the end of its slots
+void fn_lean::find_lendable() {
+    const fn_expert_cache * cache = ctx.fn_cache && ctx.fn_cache->core ? ctx.fn_cache.get() : nullptr;
     for (auto & device : devices) {
+        uint8_t * end = nullptr;
+        for (auto it = device->layers.rbegin(); cache && it != device->layers.rend(); ++it) {
+            const fn_lean_layer & l = *layers[*it];
+            if (l.cache_index < 0 || (end && l.slots[0]->buffer != device->lent_buffer)) {
+                break;
+            }
+            if (!end) {
+                device->lent_buffer = l.slots[0]->buffer;
+                end = (uint8_t *) ggml_backend_buffer_get_base(device->lent_buffer) + ggml_backend_buffer_get_size(device->lent_buffer);
+            }
+            uint8_t * begin = (uint8_t *) l.slots[0]->data;
+            device->lent_layers.push_back(*it);
+            if (begin < end && (size_t) (end - begin) >= device->stage->need_bytes()) {
+                device->lent_base = begin;
+                break;
+            }
+        }
+    }
+}
+
+bool fn_lean::set_memory(bool borrowed, std::string & why) {
+    lending = borrowed;
+    for (auto & device : devices) {
+        fn_lean_stage & stage = *device->stage;
+        stage.free();
+        const std::string name = ggml_backend_dev_name(stage.dev);
         size_t free_bytes = 0, total = 0;
-        ggml_backend_dev_memory(device->stage->dev, &free_bytes, &total);
-        const bool fits = device->stage->need_bytes() <= free_bytes;
-        if (!fits || !device->stage->alloc()) {
-            return refuse(FN_LEAN_NO_MEMORY, std::string(ggml_backend_dev_name(device->stage->dev)) + ": staging memory for " +
-                    std::to_string(n_ring) + " layers needs " + std::to_string(device->stage->need_bytes()) + " bytes, " +
-                    (fits ? "the device refused them although it reported " : "there are ") + std::to_string(free_bytes));
+        ggml_backend_dev_memory(stage.dev, &free_bytes, &total);
+        if (borrowed) {
+            if (!device->lent_base) {
+                why = name + ": the expert cache has not the " + std::to_string(stage.need_bytes()) + " bytes of " + std::to_string(n_ring) + " staged layers to lend";
+            } else if (!stage.borrow(device->lent_buffer, device->lent_base)) {
+                why = name + ": a staging tensor was refused";
+            }
+        } else if (stage.need_bytes() > free_bytes || !stage.alloc()) {
+            why = name + ": staging memory for " + std::to_string(n_ring) + " layers needs " + std::to_string(stage.need_bytes()) + " bytes of " +
+                std::to_string(free_bytes) + " free";
         }
+        if (!why.empty()) {
+            for (auto & other : devices) {
+                other->stage->free();
+            }
+            return false;
+        }
+    }
+    return true;
+}
+
+bool fn_lean::start(std::string & why) {
+    for (auto & device : devices) {
         device->stage->slot_map      = fn_lean_slot_map;
-        device->stage->slot_map_data = &ctx;
-    }
-    for (size_t layer = 0; layer < layers.size(); ++layer) {
-        for (int32_t place = 0; place < n_ring; ++place) {
-            stops.emplace_back(new fn_lean_stop { this, (int32_t) layer, place });
+        device->stage->slot_map_data = this;
+        if (!device->stage->start()) {
+            why = std::string(ggml_backend_dev_name(device->stage->dev)) + ": no second stream";
+            return false;
         }
     }
-    return FN_LEAN_OK;
+    return true;
 }
 
 // what the devices need beyond buffers while they compute: the expert matmul's quantised rows, and what drivers take
@@ -220,7 +286,12 @@ size_t fn_lean::margin_bytes(int32_t n) const {
     return FN_LEAN_MARGIN + (size_t) n*n_used*n_embd*9/8;
 }
 
-bool fn_lean::try_chunk(int32_t n, std::string & why) {
+bool fn_lean::try_chunk(int32_t n, bool borrowed, size_t margin, std::string & why) {
+    const bool is_set = devices[0]->stage->size_bytes + devices[0]->stage->lent_bytes > 0 && lending == borrowed;
+    free_workspace();
+    if (!is_set && !set_memory(borrowed, why)) {
+        return false;
+    }
     ctx.cparams.n_ubatch   = n;
     ctx.sched_need_reserve = true;
     try {
@@ -229,7 +300,6 @@ bool fn_lean::try_chunk(int32_t n, std::string & why) {
         why = e.what();
         return false;
     }
-    const size_t margin = requested == FN_LEAN_AUTO ? margin_bytes(n) : 0; // a number is the caller's decision
     for (auto & device : devices) {
         size_t total = 0;
         ggml_backend_dev_memory(device->stage->dev, &device->free_bytes, &total);
@@ -263,21 +333,46 @@ int32_t fn_lean::choose_chunk() {
         candidates.push_back(requested);
     }
 
-    std::string tried;
-    for (const int32_t n : candidates) {
-        std::string why;
-        if (try_chunk(n, why)) {
-            n_chunk = n;
+    // memory of its own, then the cache's; then what is worse than lending, before nothing
+    struct attempt_t {
+        int32_t n;
+        bool    borrowed;
+        bool    margin;
+    };
+    std::vector<attempt_t> attempts;
+    const int32_t n_good = requested == FN_LEAN_AUTO ? std::min(FN_LEAN_CHUNK_GOOD, n_most) : requested;
+    for (const bool good : { true, false }) {
+        for (const bool borrowed : { false, true }) {
+            for (const int32_t n : candidates) {
+                const bool lendable = lend == 1 || (lend < 0 && devices[0]->lent_base);
+                if (borrowed ? lendable && good : lend < 1 && (n >= n_good) == good) {
+                    attempts.push_back({ n, borrowed, true });
+                }
+            }
         }
-        tried += std::string(tried.empty() ? "" : ",") + "{\"chunk\":" + std::to_string(n) + ",\"fits\":" + (n_chunk ? "true" : "false") +
-            (why.empty() ? "" : ",\"why\":" + fn_cache_json_string(why)) + "}";
+    }
+    // a number is the caller's decision, so it does without the margin; first with what leaves the most
+    for (size_t i = requested == FN_LEAN_AUTO ? 0 : attempts.size(); i > 0; --i) {
+        attempts.push_back({ attempts[i - 1].n, attempts[i - 1].borrowed, false });
+    }
+
+    std::string tried, why;
+    for (const attempt_t & attempt : attempts) {
+        why.clear();
+        const bool fits = try_chunk(attempt.n, attempt.borrowed, attempt.margin ? margin_bytes(attempt.n) : 0, why);
+        tried += std::string(tried.empty() ? "" : ",") + "{\"chunk\":" + std::to_string(attempt.n) + ",\"lent\":" + (attempt.borrowed ? "true" : "false") +
+            ",\"fits\":" + (fits ? "true" : "false") + (why.empty() ? "" : ",\"why\":" + fn_cache_json_string(why)) + "}";
         choice = "[" + tried + "]";
-        if (n_chunk) {
+        if (fits) {
+            n_chunk = attempt.n;
             break;
         }
     }
     if (!n_chunk) {
-        return refuse(FN_LEAN_NO_MEMORY, "no chunk fits beside the weights, the cache and " + std::to_string(n_ring) + " staged layers");
+        return refuse(FN_LEAN_NO_MEMORY, "no chunk fits beside the weights, the cache and " + std::to_string(n_ring) + " staged layers: " + why);
+    }
+    if (!start(why)) {
+        return refuse(FN_LEAN_NO_MEMORY, why);
     }
     return FN_LEAN_OK;
 }
@@ -297,7 +392,7 @@ int32_t fn_lean::init() {
         result = find_layers();
     }
     if (result == FN_LEAN_OK) {
-        result = init_memory();
+        find_lendable();
     }
     return result;
 }
@@ -375,6 +470,9 @@ void fn_lean::begin_pass(const std::vector<fn_lean_use> & uses, int64_t n) {
         for (auto & device : devices) {
             device->stage->wait_slots(); // decode writes slots
         }
+        if (lent) {
+            give_back();
+        }
         if (prompt.n_passes > 0) {
             end_prompt();
         }
@@ -385,6 +483,7 @@ void fn_lean::begin_pass(const std::vector<fn_lean_use> & uses, int64_t n) {
         ctx.fn_cache->miss->finish();
         ctx.fn_cache->core->drain(); // what the last step put into slots is there, and can be copied
     }
+    lent = lending;
 
     if (prompt.n_passes == 0) {
         prompt.t_begin = ggml_time_us();
@@ -409,6 +508,27 @@ void fn_lean::begin_pass(const std::vector<fn_lean_use> & uses, int64_t n) {
     for (size_t d = 0; d < devices.size(); ++d) {
         devices[d]->ring->begin(wants[d]);
     }
+}
+
+// the slots that were staging memory hold their experts again
+void fn_lean::give_back() {
+    const int64_t t_start = ggml_time_us();
+    for (auto & device : devices) {
+        ggml_backend_synchronize(device->compute); // it may still read what is staged
+        device->stage->wait_all();
+        device->ring->forget();
+        for (const int32_t layer : device->lent_layers) {
+            const fn_expert_lru & lru = ctx.fn_cache->core->lru(layers[layer]->cache_index);
+            std::vector<int32_t> expert_in(lru.n_slots());
+            for (int32_t slot = 0; slot < lru.n_slots(); ++slot) {
+                expert_in[slot] = lru.expert_in(slot);
+            }
+            device->stage->refill(layer, expert_in);
+        }
+    }
+    lent = false;
+    n_refills++;
+    refill_us += ggml_time_us() - t_start;
 }
 
 void fn_lean::check(fn_lean_device & device, int32_t layer, int32_t place, const char * when) {

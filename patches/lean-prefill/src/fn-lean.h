@@ -34,6 +34,8 @@ struct fn_lean_stats {
     uint64_t n_verified;    // experts compared with host memory, with FN_LEAN_VERIFY
     uint64_t compute_us;    // between two layers' stops: the device computes
     uint64_t wait_us;       // at the stops, waiting for an upload
+    uint64_t n_refills;     // times that slots which were lent were filled again
+    uint64_t refill_us;
 };
 
 struct fn_lean_device_stats {
