@@ -30,6 +30,7 @@ _HINTS = {
     "mtp-refused": "give the head that was made for this model (mtp.head)",
     "phase-refused": "set phase_prefill and what it is checked against to the values named above",
     "not-rehearsed": "the build's phase-prefill does not do what this version expects: `flashnext build`",
+    "lean-refused": "lower lean_prefill.chunk or expert_cache.slots, or free the devices",
     "load-late": "raise life.load_limit_s, or look at the speed of the model's disk",
     "no-progress": "the log named above ends where the server stood still",
     "virtual-gpu-lost": "raise devices.memory_mib if a virtual GPU refused memory; see the log",

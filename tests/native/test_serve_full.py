@@ -137,6 +137,23 @@ def a_client_that_leaves(running: Running) -> None:
     assert metrics(running)[made] - before < 3000
 
 
+def test_lean_prefill_instead_of_the_transaction(home: FullHome) -> None:
+    running = home.serve(profile=Path("demo-lean"))
+    state = running.until_state("ready", timeout_s=90)
+    assert {"lean-prefill", "expert-cache", "mtp-qwen4exp"} <= set(state["features"])
+    assert (state["counters"]["lean_chunk"], state["counters"]["lean_lent"]) == (4096, 0)
+    before = metrics(running)
+    answer = ask(running, tokens(2, LONG))
+    assert answer.status_code == 200 and answer.json()["tokens_predicted"] == 16
+    after = metrics(running)
+    assert after["fn_lean_tokens_total"] - before["fn_lean_tokens_total"] > LONG - 32
+    assert after["fn_lean_reserves_total"] == 0
+    assert (markers(home, "begin"), markers(home, "end")) == (0, 0)
+    running.signal(signal.SIGTERM)
+    assert running.end() == 143
+    home.nothing_left()
+
+
 def test_failed_transition_is_an_error_and_a_restart(home: FullHome) -> None:
     home.fault_once("begin:2")  # after the rehearsal
     running = home.serve(profile=Path("demo-full"))
