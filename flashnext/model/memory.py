@@ -33,8 +33,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a profile decides. ``prefill_micro_batch`` (tokens) is None without the transaction, and ``chunk``
-    (tokens) without lean prefill.
+    """What a profile decides. ``prefill_micro_batch`` (tokens) is None without the transaction,
+    ``chunk`` (tokens) without lean prefill.
 
     ``tile``: tokens of a tile of the sparse attention (feature tiled-qsa), 0 for the stock graph.
     """
@@ -253,8 +253,7 @@ def _device(
     element = TYPE_BY_NAME[settings.kv_type.upper()]
     cells = settings.cells
     slots = sum(experts[layer][0] for layer in own if layer in experts) * settings.slots
-    # lean prefill's experts are in its staging memory, not copied into the workspace
-    copies = settings.cuda and settings.chunk is None
+    copies = settings.cuda and settings.chunk is None  # lean prefill has staging memory instead
     copied = max((largest for _, largest in experts.values()), default=0) if copies else 0
 
     def room(tokens: int) -> int:

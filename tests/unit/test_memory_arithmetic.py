@@ -156,7 +156,7 @@ def test_the_workspace_of_a_lean_chunk(
         update={"lean_prefill": LeanPrefillSection(chunk=chunk), "mtp": None, "expert_cache": None}
     )
     first, second = fit.judge(replace(base, profile=profile), real[0]).plan.devices
-    assert first.workspace / MIB == pytest.approx(measured, rel=0.05)
+    assert 0.99 * measured <= first.workspace / MIB <= 1.05 * measured
     assert first.workspace == first.workspace_prefill
     # two layers of the largest gate, up and down: the larger types of layer 2, and of down elsewhere
     assert first.staging == 2 * 512 * 3_993_600
