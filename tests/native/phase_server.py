@@ -108,12 +108,14 @@ class PhaseServer(Program):
             return
 
     def idle(self) -> None:
-        """Waits until no slot works. Polls seldom: every result, also of /slots, restarts the second after
-        which a waiting request of upstream's looks whether its client is still there."""
+        """Waits until no slot works and no transaction is open: /slots is answered while one ends. Polls
+        seldom: every result, also of /slots, restarts the second after which a waiting request of upstream's
+        looks whether its client is still there."""
 
         def free() -> bool:
             slots = httpx.get(f"{self.url}/slots", timeout=30).json()
-            return not any(slot["is_processing"] for slot in slots)
+            begins, ends = self.begins_and_ends()
+            return begins == ends and not any(slot["is_processing"] for slot in slots)
 
         assert proc.wait_until(free, timeout_s=90, every_s=1.6), "still busy"
 
