@@ -164,7 +164,7 @@ def _derived(base: Profile, arm: str) -> Profile:
         changes["load"] = base.load.model_copy(update={"pin_host": False})
         changes["placement"] = tuple(r.model_copy(update={"memory": "host"}) for r in base.placement)
     elif arm == "resident":
-        size = base.phase_prefill.micro_batch if base.phase_prefill else base.context.micro_batch
+        size = _tokens_per_upload(base) or base.context.batch
         changes |= {"expert_cache": None, "mtp": None}
         changes["placement"] = tuple(r for r in base.placement if not re.search(r.tensors, _AN_EXPERT_TENSOR))
         changes["context"] = base.context.model_copy(update={"micro_batch": size})
@@ -234,8 +234,6 @@ def _arm(
     if direct:
         environment.pop(REHEARSAL, None)
     phase = profile.phase_prefill
-    transacts = phase is not None and phase.mode == "transaction"
-    micro_batch = phase.micro_batch if phase is not None and transacts else profile.context.micro_batch
     return Arm(
         name=name,
         profile=path,
@@ -247,12 +245,20 @@ def _arm(
         min_tokens=phase.min_tokens if phase is not None else None,
         facts={
             "profile": profile.name,
-            "prefill_micro_batch": micro_batch,
+            "prefill_micro_batch": _tokens_per_upload(profile),
             "features": ", ".join(command.features(profile)),
             **({"switches": " ".join(f"{k}={v}" for k, v in switches.items())} if switches else {}),
             **({"build_asked_for": build} if build else {}),
         },
     )
+
+
+def _tokens_per_upload(profile: Profile) -> int | None:
+    """Tokens of a long prompt for which the experts cross the link once; None where the server chooses."""
+    if profile.lean_prefill is not None:
+        return profile.lean_prefill.chunk if profile.lean_prefill.chunk != "auto" else None
+    phase = profile.phase_prefill
+    return phase.micro_batch if phase and phase.mode == "transaction" else profile.context.micro_batch
 
 
 def _text(profile: Profile) -> str:

@@ -108,6 +108,20 @@ def test_features_that_no_profile_turns_off_are_turned_off_by_their_switch(tmp_p
     assert not from_profile("demo", ["control", "candidate"], tmp_path).arms[0].direct
 
 
+def test_a_profile_with_lean_prefill_uploads_once_per_chunk(tmp_path: Path) -> None:
+    made = from_profile("bench-1gpu-lean", ["control", "candidate", "resident"], tmp_path)
+    made.write()
+    assert [a.facts["prefill_micro_batch"] for a in made.arms] == [512, 8192, 8192]
+    assert [a.min_tokens for a in made.arms] == [None, None, None], "there is no transaction to count"
+    profiles = [load(str(a.profile)).profile for a in made.arms]
+    assert [p.lean_prefill is not None for p in profiles] == [False, True, False]
+    assert profiles[2].context.micro_batch == 8192
+    text = Path(load("bench-1gpu-lean").file).read_text().replace("chunk: 8192", "chunk: auto")
+    path = tmp_path / "auto.yaml"
+    path.write_text(text)
+    assert from_profile(str(path), ["candidate"], tmp_path).arms[0].facts["prefill_micro_batch"] is None
+
+
 def test_the_resident_arm_has_its_experts_on_the_devices_and_no_limit(tmp_path: Path) -> None:
     made = from_profile("bench-1gpu", ["candidate", "ubatch:2048", "resident"], tmp_path)
     made.write()

@@ -171,7 +171,16 @@ def test_the_verdict_of_gates_overall() -> None:
 
 @pytest.mark.parametrize(
     "profile",
-    ["2x3090", "demo", "bench-1gpu", "bench-1gpu-short", "bench-1gpu-8k", "bench-1gpu-vanilla", "anything"],
+    [
+        "2x3090",
+        "demo",
+        "bench-1gpu",
+        "bench-1gpu-short",
+        "bench-1gpu-8k",
+        "bench-1gpu-lean",
+        "bench-1gpu-vanilla",
+        "anything",
+    ],
 )
 def test_the_shipped_gates_are_valid_and_check_processes(profile: str) -> None:
     assert load_gates(profile).gates[0].kind == "checks"
