@@ -13,6 +13,9 @@ static constexpr size_t FN_LEAN_PIECE = 8*1024*1024;
 // CUDA's quantised matmul reads so far past the end of an expert
 static constexpr size_t FN_LEAN_PAD = 512;
 
+// the uploads ended after the copies, if waiting for them took longer than this
+static constexpr int64_t FN_LEAN_SEEN_US = 200;
+
 // times are for whoever asks in time
 static constexpr size_t FN_LEAN_TIMES_MAX = 4096;
 
@@ -105,6 +108,14 @@ bool fn_lean_stage::start() {
     if (!backend) {
         return false;
     }
+    ggml_backend_dev_props props;
+    ggml_backend_dev_get_props(dev, &props);
+    if (slot_map && props.caps.async) {
+        copier.reset(ggml_backend_dev_init(dev, nullptr));
+        if (!copier) {
+            return false;
+        }
+    }
     zeros.assign(FN_LEAN_PIECE, 0);
     if (switches.late_ms >= 0) {
         junk.assign(FN_LEAN_PIECE, 0xff); // a NaN in every float type, and as the scale of a quantized block
@@ -121,6 +132,13 @@ uint64_t fn_lean_stage::submit(int32_t layer, int32_t place, const uint8_t * exp
     if (slot_map && !ahead && l.cache_index >= 0) {
         slot_map(slot_map_data, l.cache_index, slot_of);
     }
+    int32_t n_wanted = 0;
+    int32_t n_cached = 0;
+    for (int32_t e = 0; e < n_expert; ++e) {
+        n_wanted += !experts || experts[e];
+        n_cached += (!experts || experts[e]) && slot_of[e] >= 0;
+    }
+    int32_t n_copies = copier ? balance.n_copies(n_cached, n_wanted) : n_cached;
 
     job j = { next_serial++, layer, place, ggml_time_us(), {} };
     bool has_slots = false;
@@ -129,9 +147,10 @@ uint64_t fn_lean_stage::submit(int32_t layer, int32_t place, const uint8_t * exp
             continue;
         }
         copy * prev = j.copies.empty() ? nullptr : &j.copies.back();
-        if (slot_of[e] >= 0) {
+        if (slot_of[e] >= 0 && n_copies > 0) {
             j.copies.push_back({ e, 1, slot_of[e], false });
             has_slots = true;
+            n_copies--;
         } else if (prev && prev->slot < 0 && prev->expert + prev->n_experts == e) {
             prev->n_experts++;
         } else {
@@ -210,7 +229,8 @@ void fn_lean_stage::zero(const ggml_tensor * t, size_t offset, size_t size) {
 void fn_lean_stage::copy_slot(const ggml_tensor * slots, int32_t slot, ggml_tensor * dst, int32_t expert) {
     const ggml_tensor from = fn_bytes_of(slots, slot*slots->nb[2], slots->nb[2]);
     ggml_tensor       to   = fn_bytes_of(dst,   expert*dst->nb[2], dst->nb[2]);
-    ggml_backend_tensor_copy_async(backend.get(), backend.get(), &from, &to);
+    ggml_backend_t stream = copier ? copier.get() : backend.get();
+    ggml_backend_tensor_copy_async(stream, stream, &from, &to);
 }
 
 void fn_lean_stage::poison(const fn_lean_layer & l, int32_t place) {
@@ -253,8 +273,17 @@ void fn_lean_stage::execute(const job & j) {
             zero(dst, ggml_nbytes(dst), l.pad[i]); // another layer's larger tensor may have been there
         }
     }
+    int64_t t_copied = t.t_begin;
+    if (copier && t.bytes_copied > 0) {
+        ggml_backend_synchronize(copier.get());
+        t_copied = ggml_time_us();
+        balance.saw_copies(t.bytes_copied, t_copied - t.t_begin);
+    }
     ggml_backend_synchronize(backend.get());
     t.t_end = ggml_time_us();
+    if (t.t_end - t_copied > FN_LEAN_SEEN_US) {
+        balance.saw_uploads(t.bytes_uploaded, t.t_end - t.t_begin); // otherwise they may have ended earlier
+    }
 
     bytes_uploaded += t.bytes_uploaded;
     bytes_copied   += t.bytes_copied;

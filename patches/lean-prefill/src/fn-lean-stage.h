@@ -1,5 +1,6 @@
 #pragma once
 
+#include "fn-lean-balance.h"
 #include "fn-lean-ring.h"
 
 #include "ggml-cpp.h"
@@ -119,6 +120,8 @@ private:
     const fn_lean_switches switches;
 
     ggml_backend_ptr        backend; // its own stream
+    ggml_backend_ptr        copier;  // another one, for copies from slots; null where nothing is asynchronous
+    fn_lean_balance         balance;
     ggml_context_ptr        ctx;
     ggml_backend_buffer_ptr buf;
 

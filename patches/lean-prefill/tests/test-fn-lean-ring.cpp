@@ -1,8 +1,10 @@
 // The ring's rules, against a device that reads the place it was given last and copies that are watched.
 
+#include "fn-lean-balance.h"
 #include "fn-lean-ring.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -129,6 +131,32 @@ static void test_contents_stay() {
     CHECK(port.n_submits <= n + 2);
 }
 
+// copies and uploads end together, whatever the rates are
+static void test_balance() {
+    for (const double copy_rate : { 2.0, 17.0, 55.0, 900.0 }) {
+        fn_lean_balance balance;
+        CHECK(balance.n_copies(150, 512) == 150); // nothing is known: all
+        const double upload_rate = 55.0;
+        balance.saw_uploads(0, 0);
+        CHECK(balance.n_copies(150, 512) == 150);
+        int32_t n = 150;
+        for (int i = 0; i < 20; ++i) {
+            const double copy_us   = n*1000/copy_rate;
+            const double upload_us = (512 - n)*1000/upload_rate;
+            balance.saw_copies(n*1000, (int64_t) copy_us);
+            balance.saw_uploads((512 - n)*1000, upload_us > copy_us ? (int64_t) upload_us : 0);
+            if (i == 2) {
+                balance.saw_uploads(512*1000, (int64_t) (512*1000/upload_rate)); // one that copies nothing
+            }
+            n = balance.n_copies(150, 512);
+        }
+        const double all = 512*1000/upload_rate;
+        const double end = std::max(n*1000/copy_rate, (512 - n)*1000/upload_rate);
+        CHECK(end <= all*1.01);
+        CHECK(n == 150 || std::abs(n*1000/copy_rate - (512 - n)*1000/upload_rate) < 0.01*all + 1000/copy_rate); // to one expert
+    }
+}
+
 int main() {
     for (int32_t n_places = 2; n_places <= 4; ++n_places) {
         for (int32_t n_layers : { 1, 2, 3, 4, 7, 12 }) {
@@ -139,6 +167,7 @@ int main() {
         test_any(seed);
     }
     test_contents_stay();
+    test_balance();
     printf("ok\n");
     return 0;
 }
