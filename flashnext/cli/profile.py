@@ -27,8 +27,9 @@ def list_(as_json: Json = False) -> None:
     if as_json:
         print_json([{"name": p.name, "kind": p.kind, "summary": p.summary, "file": str(f)} for f, p in rows])
         return
+    width = max(len(profile.name) for _, profile in rows)
     for _, profile in rows:
-        print_data(f"{profile.name:<14} {profile.kind:<13} {profile.summary}")
+        print_data(f"{profile.name:<{width}} {profile.kind:<13} {profile.summary}")
 
 
 @app.command()
