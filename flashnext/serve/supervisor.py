@@ -11,7 +11,6 @@ import resource
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FrameType
 
 from flashnext import failures, markers
@@ -23,6 +22,7 @@ from flashnext.serve import host, prober, record, transaction
 from flashnext.serve.child import Child
 from flashnext.serve.control import Control
 from flashnext.serve.endings import Trouble, error_for
+from flashnext.serve.events import Ended, Event, StopSignal
 from flashnext.serve.logfile import LogFile
 from flashnext.serve.notify import Notifier
 from flashnext.serve.plan import Plan
@@ -38,25 +38,6 @@ _BACKOFF_MAX_S = 60.0
 _HELD_S = 90.0  # how long a restart waits for devices or a port that another process holds
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENDS = (State.STOPPED, State.FATAL)
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened. ``launch`` numbers the launch it belongs to, so that late ones are dropped."""
-
-    launch: int
-    what: object
-    child: Child | None = None
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A child's output is at its end."""
-
-
-@dataclass(frozen=True)
-class StopSignal:
-    number: int
 
 
 class Supervisor:
