@@ -6,6 +6,7 @@
 // Used by the tests (logits to the byte) and by the bench on real GPUs (tokens per second).
 
 #include "fn-expert-cache.h"
+#include "fn-run-model.h"
 
 #include "ggml-backend.h"
 #include "llama.h"
@@ -21,24 +22,13 @@
 #include <string>
 #include <vector>
 
-struct run_options {
-    std::string model;
-    std::string rpc;           // endpoints, comma separated
-    std::string experts = "CPU"; // buffer type of the experts, "device" = where the layer is
-    std::string split;         // proportions of the devices, comma separated
+struct run_options : fn_run_options {
     std::string schedule = "1x16"; // groups of <batch>x<count>, comma separated
-    int32_t  n_prompt   = 0;
-    int32_t  n_ctx      = 4096;
-    int32_t  n_batch    = 2048;
-    int32_t  n_ubatch   = 512;
-    int32_t  n_threads  = 1;
-    int32_t  n_repeat   = 0;   // > 0: the tokens repeat with this period
-    uint32_t seed       = 1;
-    llama_load_mode load_mode = LLAMA_LOAD_MODE_MMAP;
-    bool     greedy     = false; // batch of one: the next token is the most likely one
-    bool     verbose    = false;
+    int32_t  n_prompt = 0;
+    int32_t  n_repeat = 0;     // > 0: the tokens repeat with this period
+    uint32_t seed     = 1;
+    bool     greedy   = false; // batch of one: the next token is the most likely one
     std::vector<std::string> nodes; // names of graph nodes whose values the arms write
-    std::vector<std::string> arms;
 };
 
 struct run_arm {
@@ -53,27 +43,13 @@ struct run_arm {
     std::map<std::string, std::string> env; // FN_EXPERT_CACHE_* switches of the arm
 };
 
-[[noreturn]] static void fail(const std::string & reason) {
-    fprintf(stderr, "fn-expert-cache-run: %s\n", reason.c_str());
-    exit(2);
-}
+static constexpr const char * PROGRAM = "fn-expert-cache-run";
 
-static std::vector<std::string> split_on(const std::string & s, char sep) {
-    std::vector<std::string> parts;
-    size_t start = 0;
-    while (start <= s.size()) {
-        const size_t end = std::min(s.find(sep, start), s.size());
-        if (end > start) {
-            parts.push_back(s.substr(start, end - start));
-        }
-        start = end + 1;
-    }
-    return parts;
-}
+[[noreturn]] static void fail(const std::string & reason) { fn_run_fail(PROGRAM, reason); }
 
 static run_arm parse_arm(const std::string & text) {
     run_arm arm;
-    for (const std::string & part : split_on(text, ',')) {
+    for (const std::string & part : fn_run_split(text, ',')) {
         const size_t eq = part.find('=');
         if (eq == std::string::npos) {
             fail("arm: expected key=value: " + part);
@@ -101,93 +77,19 @@ static run_arm parse_arm(const std::string & text) {
 
 static run_options parse_options(int argc, char ** argv) {
     run_options o;
-    for (int i = 1; i < argc; ++i) {
-        const std::string arg = argv[i];
-        auto value = [&]() -> std::string {
-            if (i + 1 >= argc) {
-                fail(arg + " needs a value");
-            }
-            return argv[++i];
-        };
-        if      (arg == "-m")         { o.model     = value(); }
-        else if (arg == "--rpc")      { o.rpc       = value(); }
-        else if (arg == "--experts")  { o.experts   = value(); }
-        else if (arg == "--split")    { o.split     = value(); }
-        else if (arg == "--schedule") { o.schedule  = value(); }
+    o.program = PROGRAM;
+    fn_run_parse(o, argc, argv, [&](const std::string & arg, auto & value) {
+        if      (arg == "--schedule") { o.schedule  = value(); }
         else if (arg == "--prompt")   { o.n_prompt  = std::stoi(value()); }
-        else if (arg == "--ctx")      { o.n_ctx     = std::stoi(value()); }
-        else if (arg == "--batch")    { o.n_batch   = std::stoi(value()); }
-        else if (arg == "--ubatch")   { o.n_ubatch  = std::stoi(value()); }
-        else if (arg == "--threads")  { o.n_threads = std::stoi(value()); }
         else if (arg == "--repeat")   { o.n_repeat  = std::stoi(value()); }
         else if (arg == "--seed")     { o.seed      = (uint32_t) std::stoul(value()); }
-        else if (arg == "--no-mmap")  { o.load_mode = LLAMA_LOAD_MODE_NONE; }
         else if (arg == "--dio")      { o.load_mode = LLAMA_LOAD_MODE_DIRECT_IO; }
         else if (arg == "--greedy")   { o.greedy    = true; }
-        else if (arg == "--verbose")  { o.verbose   = true; }
         else if (arg == "--node")     { o.nodes.push_back(value()); }
-        else if (arg == "--arm")      { o.arms.push_back(value()); }
-        else { fail("unknown argument " + arg); }
-    }
-    if (o.model.empty() || o.arms.empty()) {
-        fail("-m and at least one --arm are needed");
-    }
+        else { return false; }
+        return true;
+    });
     return o;
-}
-
-static void add_rpc_devices(const std::string & endpoints) {
-    ggml_backend_reg_t reg = ggml_backend_reg_by_name("RPC");
-    if (!reg) {
-        fail("this build has no RPC backend");
-    }
-    typedef ggml_backend_reg_t (*add_server_fn)(const char * endpoint);
-    auto add_server = (add_server_fn) ggml_backend_reg_get_proc_address(reg, "ggml_backend_rpc_add_server");
-    for (const std::string & endpoint : split_on(endpoints, ',')) {
-        ggml_backend_register(add_server(endpoint.c_str()));
-    }
-}
-
-static ggml_backend_buffer_type_t find_buffer_type(const std::string & name) {
-    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
-        ggml_backend_dev_t dev = ggml_backend_dev_get(i);
-        for (ggml_backend_buffer_type_t buft : { ggml_backend_dev_buffer_type(dev), ggml_backend_dev_host_buffer_type(dev) }) {
-            if (buft && name == ggml_backend_buft_name(buft)) {
-                return buft;
-            }
-        }
-    }
-    fail("no buffer type " + name);
-}
-
-static llama_model * load_model(const run_options & o) {
-    llama_model_params params = llama_model_default_params();
-    params.n_gpu_layers    = 99;
-    params.use_extra_bufts = false; // repacked experts are not host memory
-    params.load_mode       = o.load_mode;
-
-    std::vector<llama_model_tensor_buft_override> overrides;
-    if (o.experts != "device") {
-        overrides.push_back({ "ffn_(gate|up|down)_exps", find_buffer_type(o.experts) });
-    }
-    overrides.push_back({ nullptr, nullptr });
-    params.tensor_buft_overrides = overrides.data();
-
-    std::vector<float> split(llama_max_devices(), 0.0f);
-    if (!o.split.empty()) {
-        const std::vector<std::string> parts = split_on(o.split, ',');
-        for (size_t i = 0; i < parts.size() && i < split.size(); ++i) {
-            split[i] = std::stof(parts[i]);
-        }
-        params.tensor_split = split.data();
-    }
-
-    const int64_t t_start = ggml_time_us();
-    llama_model * model = llama_model_load_from_file(o.model.c_str(), params);
-    if (!model) {
-        fail("cannot load " + o.model);
-    }
-    printf("{\"event\":\"loaded\",\"load_s\":%.3f}\n", (ggml_time_us() - t_start)/1e6);
-    return model;
 }
 
 class decoder {
@@ -304,13 +206,7 @@ static int run_one_arm(const run_options & o, const std::string & text, llama_mo
         setenv(item.first.c_str(), item.second.c_str(), 1);
     }
 
-    llama_context_params params = llama_context_default_params();
-    params.n_ctx           = o.n_ctx;
-    params.n_batch         = o.n_batch;
-    params.n_ubatch        = o.n_ubatch;
-    params.n_threads       = o.n_threads;
-    params.n_threads_batch = o.n_threads;
-    params.n_seq_max       = 1;
+    llama_context_params params = fn_run_context(o);
 
     node_writer nodes;
     if (!arm.nodes.empty()) {
@@ -371,7 +267,7 @@ static int run_one_arm(const run_options & o, const std::string & text, llama_mo
     int64_t n_tokens = 0;
     int64_t t_start  = ggml_time_us();
 
-    for (const std::string & group : split_on(o.schedule, ',')) {
+    for (const std::string & group : fn_run_split(o.schedule, ',')) {
         int32_t n = 0;
         int32_t count = 0;
         if (sscanf(group.c_str(), "%dx%d", &n, &count) != 2 || n < 1 || n > o.n_batch) {
@@ -417,28 +313,11 @@ static int run_one_arm(const run_options & o, const std::string & text, llama_mo
 
 int main(int argc, char ** argv) {
     const run_options o = parse_options(argc, argv);
+    fn_run_start(o);
 
-    llama_backend_init();
-    ggml_backend_load_all();
-    if (!o.verbose) {
-        llama_log_set([](ggml_log_level level, const char * text, void *) {
-            if (level == GGML_LOG_LEVEL_ERROR) {
-                fputs(text, stderr);
-            }
-        }, nullptr);
-    }
-    if (!o.rpc.empty()) {
-        add_rpc_devices(o.rpc);
-    }
+    const int64_t t_start = ggml_time_us();
+    llama_model * model = fn_run_load(o);
+    printf("{\"event\":\"loaded\",\"load_s\":%.3f}\n", (ggml_time_us() - t_start)/1e6);
 
-    llama_model * model = load_model(o);
-
-    int result = 0;
-    for (const std::string & arm : o.arms) {
-        result = std::max(result, run_one_arm(o, arm, model));
-    }
-
-    llama_model_free(model);
-    llama_backend_free();
-    return result;
+    return fn_run_arms(o, model, [&](const std::string & arm, llama_model * m) { return run_one_arm(o, arm, m); });
 }

@@ -3,12 +3,14 @@
 //
 //   fn-lean-run -m model.gguf --rpc 127.0.0.1:50052 --steps "300;1x8;131" --arm ub=64 --arm lean=64,logits=b.bin
 //
-// Steps: <n> one call of n tokens; <n>x<count> calls of n tokens each; "clear" forgets everything. Arm: lean=<tokens>|auto, ub=<tokens>,
+// Steps: <n> one call of n tokens; <n>x<count> calls of n tokens each; "clear" forgets everything; "release" gives the cache's slots
+// back and takes them again, and its code is in the line. Arm: lean=<tokens>|auto, ub=<tokens>,
 // slots=<n>, inserts=<n>, logits=<file>, and NAME=value for an environment variable of the arm.
 // Used by the tests (logits to the byte) and by the bench on real GPUs (seconds of every step).
 
 #include "fn-expert-cache.h"
 #include "fn-lean.h"
+#include "fn-run-model.h"
 
 #include "ggml-backend.h"
 #include "llama.h"
@@ -21,21 +23,10 @@
 #include <string>
 #include <vector>
 
-struct run_options {
-    std::string model;
-    std::string rpc;             // endpoints, comma separated
-    std::string experts = "CPU"; // buffer type of the experts, "device" = where the layer is
-    std::string split;           // proportions of the devices, comma separated
+struct run_options : fn_run_options {
     std::string steps = "64";
-    int32_t  n_ctx      = 4096;
-    int32_t  n_batch    = 2048;
-    int32_t  n_ubatch   = 512;
-    int32_t  n_threads  = 1;
-    bool     flash      = false;
-    bool     all_logits = false;
-    bool     no_mmap    = false;
-    bool     verbose    = false;
-    std::vector<std::string> arms;
+    bool flash      = false;
+    bool all_logits = false;
 };
 
 struct run_arm {
@@ -47,27 +38,14 @@ struct run_arm {
     std::map<std::string, std::string> env;
 };
 
-[[noreturn]] static void fail(const std::string & reason) {
-    fprintf(stderr, "fn-lean-run: %s\n", reason.c_str());
-    exit(2);
-}
+static constexpr const char * PROGRAM = "fn-lean-run";
 
-static std::vector<std::string> split_on(const std::string & s, char sep) {
-    std::vector<std::string> parts;
-    for (size_t start = 0; start <= s.size(); ) {
-        const size_t end = std::min(s.find(sep, start), s.size());
-        if (end > start) {
-            parts.push_back(s.substr(start, end - start));
-        }
-        start = end + 1;
-    }
-    return parts;
-}
+[[noreturn]] static void fail(const std::string & reason) { fn_run_fail(PROGRAM, reason); }
 
 static run_arm parse_arm(const run_options & o, const std::string & text) {
     run_arm arm;
     arm.n_ubatch = o.n_ubatch;
-    for (const std::string & part : split_on(text, ',')) {
+    for (const std::string & part : fn_run_split(text, ',')) {
         const size_t eq = part.find('=');
         if (eq == std::string::npos) {
             fail("arm: expected key=value: " + part);
@@ -87,87 +65,15 @@ static run_arm parse_arm(const run_options & o, const std::string & text) {
 
 static run_options parse_options(int argc, char ** argv) {
     run_options o;
-    for (int i = 1; i < argc; ++i) {
-        const std::string arg = argv[i];
-        auto value = [&]() -> std::string {
-            if (i + 1 >= argc) {
-                fail(arg + " needs a value");
-            }
-            return argv[++i];
-        };
-        if      (arg == "-m")           { o.model      = value(); }
-        else if (arg == "--rpc")        { o.rpc        = value(); }
-        else if (arg == "--experts")    { o.experts    = value(); }
-        else if (arg == "--split")      { o.split      = value(); }
-        else if (arg == "--steps")      { o.steps      = value(); }
-        else if (arg == "--ctx")        { o.n_ctx      = std::stoi(value()); }
-        else if (arg == "--batch")      { o.n_batch    = std::stoi(value()); }
-        else if (arg == "--ubatch")     { o.n_ubatch   = std::stoi(value()); }
-        else if (arg == "--threads")    { o.n_threads  = std::stoi(value()); }
+    o.program = PROGRAM;
+    fn_run_parse(o, argc, argv, [&](const std::string & arg, auto & value) {
+        if      (arg == "--steps")      { o.steps      = value(); }
         else if (arg == "--flash")      { o.flash      = true; }
         else if (arg == "--all-logits") { o.all_logits = true; }
-        else if (arg == "--no-mmap")    { o.no_mmap    = true; }
-        else if (arg == "--verbose")    { o.verbose    = true; }
-        else if (arg == "--arm")        { o.arms.push_back(value()); }
-        else { fail("unknown argument " + arg); }
-    }
-    if (o.model.empty() || o.arms.empty()) {
-        fail("-m and at least one --arm are needed");
-    }
+        else { return false; }
+        return true;
+    });
     return o;
-}
-
-static void add_rpc_devices(const std::string & endpoints) {
-    ggml_backend_reg_t reg = ggml_backend_reg_by_name("RPC");
-    if (!reg) {
-        fail("this build has no RPC backend");
-    }
-    typedef ggml_backend_reg_t (*add_server_fn)(const char * endpoint);
-    auto add_server = (add_server_fn) ggml_backend_reg_get_proc_address(reg, "ggml_backend_rpc_add_server");
-    for (const std::string & endpoint : split_on(endpoints, ',')) {
-        ggml_backend_register(add_server(endpoint.c_str()));
-    }
-}
-
-static ggml_backend_buffer_type_t find_buffer_type(const std::string & name) {
-    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
-        ggml_backend_dev_t dev = ggml_backend_dev_get(i);
-        for (ggml_backend_buffer_type_t buft : { ggml_backend_dev_buffer_type(dev), ggml_backend_dev_host_buffer_type(dev) }) {
-            if (buft && name == ggml_backend_buft_name(buft)) {
-                return buft;
-            }
-        }
-    }
-    fail("no buffer type " + name);
-}
-
-static llama_model * load_model(const run_options & o) {
-    llama_model_params params = llama_model_default_params();
-    params.n_gpu_layers    = 99;
-    params.use_extra_bufts = false; // repacked experts are not host memory
-    params.load_mode       = o.no_mmap ? LLAMA_LOAD_MODE_NONE : LLAMA_LOAD_MODE_MMAP;
-
-    std::vector<llama_model_tensor_buft_override> overrides;
-    if (o.experts != "device") {
-        overrides.push_back({ "ffn_(gate|up|down)_exps", find_buffer_type(o.experts) });
-    }
-    overrides.push_back({ nullptr, nullptr });
-    params.tensor_buft_overrides = overrides.data();
-
-    std::vector<float> split(llama_max_devices(), 0.0f);
-    if (!o.split.empty()) {
-        const std::vector<std::string> parts = split_on(o.split, ',');
-        for (size_t i = 0; i < parts.size() && i < split.size(); ++i) {
-            split[i] = std::stof(parts[i]);
-        }
-        params.tensor_split = split.data();
-    }
-
-    llama_model * model = llama_model_load_from_file(o.model.c_str(), params);
-    if (!model) {
-        fail("cannot load " + o.model);
-    }
-    return model;
 }
 
 class decoder {
@@ -246,6 +152,15 @@ static void print_lean(llama_context * ctx) {
     printf("]}");
 }
 
+static int32_t release_and_restore(llama_context * ctx) {
+    fn_expert_cache * cache = fn_expert_cache_get(ctx);
+    if (!cache) {
+        fail("release: no expert cache");
+    }
+    const int32_t result = fn_expert_cache_release(cache);
+    return result == FN_EXPERT_CACHE_OK ? fn_expert_cache_restore(cache) : result;
+}
+
 static int run_one_arm(const run_options & o, const std::string & text, llama_model * model) {
     const run_arm arm = parse_arm(o, text);
 
@@ -253,13 +168,8 @@ static int run_one_arm(const run_options & o, const std::string & text, llama_mo
         setenv(item.first.c_str(), item.second.c_str(), 1);
     }
 
-    llama_context_params params = llama_context_default_params();
-    params.n_ctx           = o.n_ctx;
-    params.n_batch         = o.n_batch;
+    llama_context_params params = fn_run_context(o);
     params.n_ubatch        = arm.n_ubatch;
-    params.n_threads       = o.n_threads;
-    params.n_threads_batch = o.n_threads;
-    params.n_seq_max       = 1;
     params.flash_attn_type = o.flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     params.n_outputs_max   = o.all_logits ? o.n_batch : 1; // a server asks for one row per sequence
 
@@ -286,9 +196,14 @@ static int run_one_arm(const run_options & o, const std::string & text, llama_mo
         decoder dec(o, ctx, file);
         printf("{\"event\":\"arm\",\"arm\":\"%s\",\"steps\":[", text.c_str());
         const char * comma = "";
-        for (const std::string & step : split_on(o.steps, ';')) {
+        std::string releases;
+        for (const std::string & step : fn_run_split(o.steps, ';')) {
             if (step == "clear") {
                 dec.clear();
+                continue;
+            }
+            if (step == "release") {
+                releases += (releases.empty() ? "" : ",") + std::to_string(release_and_restore(ctx));
                 continue;
             }
             int32_t n = 0, count = 1;
@@ -302,7 +217,7 @@ static int run_one_arm(const run_options & o, const std::string & text, llama_mo
             printf("%s{\"step\":\"%s\",\"tokens\":%d,\"seconds\":%.6f}", comma, step.c_str(), n*count, seconds);
             comma = ",";
         }
-        printf("],\"nan\":%" PRId64, dec.n_nan);
+        printf("],\"nan\":%" PRId64 ",\"releases\":[%s]", dec.n_nan, releases.c_str());
         print_lean(ctx);
         if (fn_expert_cache * cache = fn_expert_cache_get(ctx)) {
             fn_expert_cache_stats stats;
@@ -324,25 +239,6 @@ static int run_one_arm(const run_options & o, const std::string & text, llama_mo
 
 int main(int argc, char ** argv) {
     const run_options o = parse_options(argc, argv);
-
-    llama_backend_init();
-    ggml_backend_load_all();
-    if (!o.verbose) {
-        llama_log_set([](ggml_log_level level, const char * text, void *) {
-            if (level == GGML_LOG_LEVEL_ERROR) {
-                fputs(text, stderr);
-            }
-        }, nullptr);
-    }
-    if (!o.rpc.empty()) {
-        add_rpc_devices(o.rpc);
-    }
-    llama_model * model = load_model(o);
-    int result = 0;
-    for (const std::string & arm : o.arms) {
-        result = std::max(result, run_one_arm(o, arm, model));
-    }
-    llama_model_free(model);
-    llama_backend_free();
-    return result;
+    fn_run_start(o);
+    return fn_run_arms(o, fn_run_load(o), [&](const std::string & arm, llama_model * model) { return run_one_arm(o, arm, model); });
 }
