@@ -173,6 +173,23 @@ def test_lent_slots_are_given_back(native_build: Any, tiny_model: Path, tmp_path
         ]
 
 
+def test_the_cache_keeps_slots_that_are_lent(native_build: Any, tiny_model: Path, tmp_path: Path) -> None:
+    """A release through the cache's interface is refused while its slots are the staging memory, and decode
+    and prompts go on; with staging memory of its own they are released and come back."""
+    cache = "slots=16,FN_EXPERT_CACHE_MERGE=1"
+    arms = [
+        f"{cache},ub=64",
+        f"{cache},lean=64,FN_LEAN_LEND=1,FN_LEAN_VERIFY=1",
+        f"{cache},lean=64,FN_LEAN_LEND=0,FN_LEAN_VERIFY=1",
+    ]
+    steps = "1x4;100;release;1x8;release;100;1x4"  # with slots lent, and with slots given back
+    with virtual_gpus(native_build.bin, tmp_path, 1) as endpoints:
+        stock, lent, own = run(native_build.bin, tiny_model, endpoints, tmp_path, steps, arms)
+    assert_same_bytes(stock, lent, own)
+    assert (stock["releases"], lent["releases"], own["releases"]) == ([0, 0], [8, 8], [0, 0])
+    assert lent["lean"]["refills"] == 2 and own["lean"]["devices"][0]["copied"] > 0
+
+
 def test_slots_are_lent_when_nothing_else_fits(native_build: Any, demo_model: Path, tmp_path: Path) -> None:
     """The ring does not fit beside the slots: it is lent, and the marker says why."""
 

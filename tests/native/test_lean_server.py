@@ -105,10 +105,16 @@ def test_both_at_once_are_refused(lean_server: Start) -> None:
     assert "alternatives" in marker["reason"]
 
 
-@pytest.mark.parametrize("value", ["many", "8192"])
-def test_a_wrong_chunk_ends_the_start(value: str, lean_server: Start) -> None:
+@pytest.mark.parametrize("value", ["many", "8192x", "0x10", "-5", "-1", "1e4", "", "99999999999"])
+def test_what_is_no_number_of_tokens_ends_the_start(value: str, lean_server: Start) -> None:
     server = lean_server("--lean-prefill", value, ready=False)
     assert server.ended(timeout_s=60) != 0
-    if value == "8192":
-        (marker,) = server.markers("refused", "lean")
-        assert "at most the batch (4096)" in marker["reason"]
+    assert f'"{value}" is neither auto nor a number of tokens' in server.text
+    assert server.markers("refused", "lean") == []
+
+
+def test_a_chunk_above_the_batch_ends_the_start(lean_server: Start) -> None:
+    server = lean_server("--lean-prefill", "8192", ready=False)
+    assert server.ended(timeout_s=60) != 0
+    (marker,) = server.markers("refused", "lean")
+    assert "at most the batch (4096)" in marker["reason"]

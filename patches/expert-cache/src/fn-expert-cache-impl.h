@@ -7,6 +7,7 @@
 #include "fn-expert-trace.h"
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -75,6 +76,9 @@ struct fn_expert_cache {
     std::atomic<uint64_t> generation{0};
     std::atomic<uint64_t> n_steps{0};
     std::atomic<uint64_t> size_bytes{0};
+
+    // of whoever else reads the slots, or has lent their memory: nothing of it is under way after the call; false: keep them
+    std::function<bool()> may_release;
 
     int64_t n_trace = 0; // tokens that took their routing from the trace
 

@@ -262,6 +262,10 @@ int32_t fn_expert_cache::resume() {
 }
 
 int32_t fn_expert_cache::release() {
+    if (may_release && !may_release()) {
+        LLAMA_LOG_ERROR("fn_expert_cache: no release: the slots' memory is lent\n");
+        return FN_EXPERT_CACHE_LENT;
+    }
     if (phase == FN_EXPERT_CACHE_READY) {
         const int32_t result = quiesce();
         if (result != FN_EXPERT_CACHE_OK) {

@@ -38,6 +38,7 @@ enum fn_expert_cache_result {
     FN_EXPERT_CACHE_NO_MEMORY     = 5, // does not fit on a device
     FN_EXPERT_CACHE_BAD_PHASE     = 6, // not possible in this phase
     FN_EXPERT_CACHE_BAD_SWITCH    = 7, // a FN_EXPERT_CACHE_* test switch is malformed
+    FN_EXPERT_CACHE_LENT          = 8, // somebody else has a use for the slots' memory
 };
 
 struct fn_expert_cache_params {
@@ -92,7 +93,8 @@ LLAMA_API int32_t fn_expert_cache_quiesce(struct fn_expert_cache * cache);
 // quiescent -> ready, without a release in between
 LLAMA_API int32_t fn_expert_cache_resume(struct fn_expert_cache * cache);
 
-// ready or quiescent -> released: device memory freed, contents remembered, generation + 1
+// ready or quiescent -> released: device memory freed, contents remembered, generation + 1.
+// FN_EXPERT_CACHE_LENT changes nothing.
 LLAMA_API int32_t fn_expert_cache_release(struct fn_expert_cache * cache);
 
 // released -> ready: the same capacity, every slot that was filled loaded from host memory, generation + 1.

@@ -108,6 +108,9 @@ struct fn_lean {
 private:
     struct FILE_closer { void operator()(FILE * f) const { fclose(f); } };
 
+    // of fn_lean_stage; data: the fn_lean
+    static void slot_map(void * data, int32_t cache_index, std::vector<int32_t> & slot_of);
+
     int32_t refuse(int32_t result, const std::string & reason);
     int32_t read_switches();
     int32_t find_layers();
@@ -118,6 +121,7 @@ private:
     int32_t choose_chunk();
     bool    try_chunk(int32_t n, bool borrowed, size_t margin, std::string & why);
     bool    start(std::string & why);
+    void    guard_slots();
     void    give_back();
     size_t  margin_bytes(int32_t n) const;
     void    check(fn_lean_device & device, int32_t layer, int32_t place, const char * when);
