@@ -72,6 +72,7 @@ class Service(Artefact):
     deviations: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     counters: dict[str, int | float] = Field(default_factory=dict)
+    lean: str = ""
     metrics: dict[str, float] = Field(default_factory=dict)
     devices: tuple[dict[str, int | str], ...] = ()
     last_lines: tuple[str, ...] = ()

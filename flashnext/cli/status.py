@@ -60,6 +60,8 @@ def _show(service: Service, *, alive: bool) -> None:
     speeds = summary(service.metrics)
     if speeds:
         print_data(f"  {', '.join(speeds)} (since the last start)")
+    if service.lean:
+        print_data(f"  lean prefill: {service.lean}")
     devices = {device["name"]: device for device in service.devices}
     for child in service.children:
         memory = devices.get(child.name)

@@ -64,6 +64,8 @@ _GAUGES = {
     "prompt_tokens": ("prompt_tokens", "About how long the prompt under way is."),
     "prompt_left_s": ("prompt_left_seconds", "About how long the rest of the prompt under way takes."),
     "acceptance": ("acceptance_ratio", "Share of drafts that were accepted, over the last 500 to 1,000."),
+    "lean_chunk": ("lean_chunk_tokens", "Physical micro-batch of prompts that lean prefill took."),
+    "lean_lent": ("lean_lent", "1 where its staging memory is lent by the expert cache."),
     "drafts": ("acceptance_drafts", "Drafts that the ratio is of."),
 }
 

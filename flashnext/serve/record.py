@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from flashnext import services
 from flashnext.artefacts import write_json
+from flashnext.serve.chunk import told
 from flashnext.serve.logfile import LogFile
 from flashnext.serve.plan import Plan
 from flashnext.serve.prober import Slots
@@ -71,6 +73,13 @@ class Recorder:
 
     def gauge(self, name: str, value: float) -> None:
         self._later({**self.service.counters, name: value})
+
+    def lean(self, data: Mapping[str, Any]) -> None:
+        """Lean prefill said which chunk it took."""
+        chunk = data.get("chunk")
+        self.gauge("lean_chunk", chunk if isinstance(chunk, int) else 0)
+        self.gauge("lean_lent", int(bool(data.get("lent"))))
+        self.update(lean=told(data))
 
     def activity(self, slots: Slots) -> None:
         """What the server is doing now: reading a prompt, or writing."""

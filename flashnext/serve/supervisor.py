@@ -361,8 +361,7 @@ class Supervisor:
         elif (refused := failures.refusal(marker)) is not None:
             self._trouble(Trouble(refused.kind, refused.text, refused.line))
         elif marker.name == "lean:attached":
-            self._record.gauge("lean_chunk", int(marker.data.get("chunk", 0)))
-            self._record.gauge("lean_lent", int(bool(marker.data.get("lent"))))
+            self._record.lean(marker.data)
         elif marker.name in ("phase:begin", "phase:end"):
             if (wrong := self._phase.marked(marker.event, time.monotonic())) is not None:
                 self._trouble(Trouble("phase-mismatch", wrong))

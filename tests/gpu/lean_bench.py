@@ -9,7 +9,8 @@ speed    prompts from an empty context and at depth, short follow-ups and decode
          take); before them, the speed of plain page-locked uploads
 exact    logits of stock and lean at the same micro-batch, also with late uploads into poisoned staging
          memory, and staged experts compared with host memory
-timeline one warm chunk, as JSON lines beside the output file (.timeline.jsonl); plot: lean_timeline.py
+timeline one warm chunk, as JSON lines beside the output file (.timeline.jsonl); plot it with
+         `flashnext bench timeline`
 
 Needs nothing but the standard library. `--leave-gib N` holds the rest of the card's memory meanwhile.
 """

@@ -517,6 +517,24 @@ def test_a_transaction_is_rehearsed_before_ready(home: FakeHome) -> None:
     assert home.launches()[0]["env"]["LLAMA_PHASE_PREFILL_REHEARSE"] == "1"
 
 
+def test_the_chunk_of_lean_prefill_is_shown(home: FakeHome) -> None:
+    tried = [
+        {"chunk": 4096, "lent": False, "fits": False, "why": "VGPU0: full"},
+        {"chunk": 2048, "fits": True},
+    ]
+    data = {"chunk": 2048, "requested": "auto", "lent": False, "tried": tried}
+    home.behave({"lines": [[0.0, f"fn:lean:attached {json.dumps(data)}"]]})
+    running = home.serve(profile=home.profile(expert_cache={"slots": 8}, lean_prefill={"chunk": "auto"}))
+    state = running.until_state("ready")
+    told = "chunk 2,048 (auto), staged in memory of its own; did not fit: 4,096 (VGPU0: full)"
+    assert state["lean"] == told
+    address = ("127.0.0.1", int(state["control"].rpartition(":")[2]))
+    assert request(address, "/status").data["lean"] == told
+    assert f"  lean prefill: {told}\n" in home.run("status").stdout
+    text = request(address, "/metrics").text
+    assert "\nflashnext_lean_chunk_tokens 2048\n" in text and 'kind="lean' not in text
+
+
 def test_no_rehearsal_without_the_transaction(home: FakeHome) -> None:
     running = home.serve()
     assert "marker phase:begin" not in running.until_state("ready")["counters"]

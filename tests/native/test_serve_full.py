@@ -142,6 +142,7 @@ def test_lean_prefill_instead_of_the_transaction(home: FullHome) -> None:
     state = running.until_state("ready", timeout_s=90)
     assert {"lean-prefill", "expert-cache", "mtp-qwen4exp"} <= set(state["features"])
     assert (state["counters"]["lean_chunk"], state["counters"]["lean_lent"]) == (4096, 0)
+    assert state["lean"].startswith("chunk 4,096 (")
     before = metrics(running)
     answer = ask(running, tokens(2, LONG))
     assert answer.status_code == 200 and answer.json()["tokens_predicted"] == 16

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flashnext import markers
 from flashnext.failures import PHASE_FAILED, Action, classify, ending, failure, refusal
 from flashnext.loopback import Reply
-from flashnext.serve import metrics, prober, timings
+from flashnext.serve import chunk, metrics, prober, timings
 from flashnext.serve.binary import known_flags
 from flashnext.serve.endings import Trouble
 from flashnext.serve.logfile import LogFile
@@ -20,6 +20,13 @@ from flashnext.serve.sanity import degenerate
 from flashnext.serve.states import TRANSITIONS, State, check_transition
 
 FAKES = Path(__file__).parents[1] / "fakes"
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["fits", "chunk"]), inner),
+    max_leaves=5,
+)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +111,32 @@ def test_refusals_in_the_markers_own_words(line: str, kind: str, text: str) -> N
     assert finding is not None and failure(marker) is None
     assert (finding.kind, finding.action, finding.text) == (kind, Action.GIVE_UP, text)
     assert Trouble(finding.kind, finding.text).final
+
+
+LEAN = (
+    'fn:lean:attached {"chunk":4096,"requested":"auto","lent":true,"tried":['
+    '{"chunk":8192,"lent":false,"fits":false,"why":"CUDA0: 9 bytes left"},'
+    '{"chunk":8192,"lent":true,"fits":false,"why":"CUDA1: 7 bytes left"},'
+    '{"chunk":4096,"lent":true,"fits":true}]}'
+)
+
+
+def test_the_chunk_of_lean_prefill_is_told_with_what_did_not_fit() -> None:
+    marker = markers.parse(LEAN)
+    assert marker is not None
+    assert chunk.told(marker.data) == (
+        "chunk 4,096 (auto), staged in lent slots; did not fit: "
+        "8,192 (CUDA0: 9 bytes left); 8,192 lent (CUDA1: 7 bytes left)"
+    )
+    first = {"chunk": 2048, "requested": 2048, "lent": False, "tried": [{"chunk": 2048, "fits": True}]}
+    assert (
+        chunk.told(first) == "chunk 2,048 (as asked), staged in memory of its own; the first that was tried"
+    )
+
+
+@given(st.dictionaries(st.sampled_from(["chunk", "requested", "lent", "tried"]), JUNK))
+def test_any_marker_of_lean_prefill_is_told(data: dict[str, object]) -> None:
+    assert chunk.told(data).startswith("chunk ")
 
 
 def test_failed_transition_is_a_reason_to_restart() -> None:
