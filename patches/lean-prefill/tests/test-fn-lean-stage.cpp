@@ -139,7 +139,9 @@ static void test_own_memory(ggml_backend_dev_t dev, int32_t n_ring, int32_t late
 static void test_lent_memory(ggml_backend_dev_t dev) {
     model m(dev, 3);
     const int32_t n_ring = 2, first_lent = 1; // 4 layers of 4 slots: two of 8 experts
-    fn_lean_stage stage(dev, n_ring, {});
+    fn_lean_switches switches;
+    switches.late_ms = 1; // the last fetch ahead is under way when a prompt ends
+    fn_lean_stage stage(dev, n_ring, switches);
     for (int32_t il = 0; il < N_LAYER; ++il) {
         stage.add(il, m.layers[il].get());
     }
