@@ -35,6 +35,7 @@ class Facts:
     huge_pages: str | None
     modules: machine.MemoryModules | None
     memory_errors: tuple[int, int] | None
+    module_sensor: machine.ModuleSensor | None
     throttled: int | None
     disk_bytes_per_s: float | None
     port: str | None
@@ -63,6 +64,7 @@ def gather(loaded: Loaded, model: Path | None, head: Path | None) -> Facts:
         huge_pages=machine.huge_pages(),
         modules=machine.memory_modules(),
         memory_errors=machine.memory_errors(),
+        module_sensor=machine.module_sensor(),
         throttled=machine.throttle_events(),
         disk_bytes_per_s=machine.read_speed(_largest(there)) if there is not None else None,
         port=machine.port_holder(loaded.profile.server.host, loaded.profile.server.port),

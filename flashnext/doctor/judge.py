@@ -238,6 +238,18 @@ def _modules(facts: Facts) -> Iterator[Finding]:
         text = f"{corrected} corrected and {lost} uncorrected memory errors since boot"
         fix = "run a memory test; lower the memory's clock, or change the module"
         yield (_fail if lost else _warn)("memory errors", text, fix)
+    sensor = facts.module_sensor
+    if sensor is not None:
+        text = f"the hottest memory module has {sensor.degrees:.0f} C"
+        if sensor.alarm or (sensor.limit is not None and sensor.degrees >= sensor.limit):
+            limit = (
+                f", its limit is {sensor.limit:.0f}"
+                if sensor.limit is not None
+                else ", too hot by its own alarm"
+            )
+            yield _warn("module heat", text + limit, "hot modules are slowed down: bring air to them")
+        else:
+            yield _ok("module heat", text)
     if facts.throttled:
         text = f"the processor throttled {facts.throttled} times for heat since boot"
         yield _warn("throttling", text, "look at coolers and airflow: misses of the expert cache run on it")

@@ -19,6 +19,7 @@ from flashnext.proc import environment, run
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 EDAC = Path("/sys/devices/system/edac/mc")
 CPUS = Path("/sys/devices/system/cpu")
+SENSORS = Path("/sys/class/hwmon")
 SYSTEM_CONFIG = Path("/etc/llama.cpp/config.ini")
 _SAMPLE_BYTES = 64 << 20
 _BLOCK = 4 << 20
@@ -84,6 +85,30 @@ def throttle_events() -> int | None:
     counts = [_number(p) for p in CPUS.glob("cpu[0-9]*/thermal_throttle/package_throttle_count")]
     known = [n for n in counts if n is not None]
     return max(known) if known else None
+
+
+@dataclass(frozen=True)
+class ModuleSensor:
+    """The hottest memory module that has a sensor: degrees Celsius, and the limit from which it is refreshed
+    twice as often or throttled (None where it tells none). ``alarm``: it says itself that it is too hot."""
+
+    degrees: float
+    limit: float | None
+    alarm: bool
+
+
+def module_sensor() -> ModuleSensor | None:
+    """None where no module has a sensor that the kernel reads (jc42 for DDR3 and DDR4, spd5118 for DDR5)."""
+    found = []
+    for sensor in SENSORS.glob("hwmon[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (sensor / "name").read_text().strip() not in ("jc42", "spd5118"):
+                continue
+            now, limit = _number(sensor / "temp1_input"), _number(sensor / "temp1_max")
+            alarm = any(_number(sensor / f"temp1_{kind}_alarm") for kind in ("max", "crit"))
+            if now is not None:
+                found.append(ModuleSensor(now / 1000, limit / 1000 if limit else None, alarm))
+    return max(found, key=lambda one: (one.alarm, one.degrees)) if found else None
 
 
 def read_speed(path: Path) -> float | None:

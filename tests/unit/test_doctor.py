@@ -18,7 +18,7 @@ from flashnext.doctor.judge import Finding, judge
 from flashnext.probe import gpu_use, machine
 from flashnext.probe.gpu import CudaDevice, GpuFacts
 from flashnext.probe.limits import Limits
-from flashnext.probe.machine import MemoryModules
+from flashnext.probe.machine import MemoryModules, ModuleSensor
 from flashnext.probe.toolchain import Nvcc
 from flashnext.profile.load import load
 
@@ -39,6 +39,7 @@ GOOD = Facts(
     huge_pages="madvise",
     modules=MemoryModules(8, 8, (2133,)),
     memory_errors=(0, 0),
+    module_sensor=None,
     throttled=0,
     disk_bytes_per_s=3e9,
     port=None,
@@ -97,6 +98,9 @@ def test_a_good_box_has_no_complaint_but_what_is_not_installed() -> None:
         ("memory errors", "warn", "3 corrected", {"memory_errors": (3, 0)}),
         ("memory errors", "fail", "1 uncorrected", {"memory_errors": (3, 1)}),
         ("throttling", "warn", "12 times", {"throttled": 12}),
+        ("module heat", "ok", "45 C", {"module_sensor": ModuleSensor(45.2, 85, False)}),
+        ("module heat", "warn", "86 C, its limit is 85", {"module_sensor": ModuleSensor(86, 85, False)}),
+        ("module heat", "warn", "its own alarm", {"module_sensor": ModuleSensor(70, None, True)}),
         # 111.3 GB at 236 MB/s
         ("disk", "warn", "236 MB/s", {"disk_bytes_per_s": 236e6, "model": Path("/m/x.gguf")}),
         ("disk", "warn", "about 8 minutes", {"disk_bytes_per_s": 236e6, "model": Path("/m/x.gguf")}),
@@ -168,6 +172,21 @@ def test_counters_and_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (cpu / "package_throttle_count").write_text("7\n")
     monkeypatch.setattr(machine, "CPUS", tmp_path)
     assert machine.throttle_events() == 7
+    for index, (name, heat, limit, alarm) in enumerate(
+        [("jc42", 41000, 85000, 0), ("k10temp", 99000, 95000, 1), ("jc42", 52500, 85000, 0)]
+    ):
+        sensor = tmp_path / f"hwmon{index}"
+        sensor.mkdir()
+        for file, value in [
+            ("name", name), ("temp1_input", heat), ("temp1_max", limit), ("temp1_crit_alarm", alarm)
+        ]:  # fmt: skip
+            (sensor / file).write_text(f"{value}\n")
+    monkeypatch.setattr(machine, "SENSORS", tmp_path)
+    assert machine.module_sensor() == ModuleSensor(52.5, 85.0, False), "another chip's heat is not a module's"
+    (tmp_path / "hwmon0" / "temp1_crit_alarm").write_text("1\n")
+    assert machine.module_sensor() == ModuleSensor(41.0, 85.0, True), "the one that complains"
+    monkeypatch.setattr(machine, "SENSORS", tmp_path / "none")
+    assert machine.module_sensor() is None
     pages = tmp_path / "enabled"
     pages.write_text("always [madvise] never\n")
     monkeypatch.setattr(machine, "HUGE_PAGES", pages)
