@@ -43,8 +43,8 @@ def test_a_cold_prompt_of_the_whole_context_needs_no_more_memory(
 def test_a_stream_shows_signs_of_life_while_the_prompt_is_read(
     vgpu: Callable[..., VirtualGpu], llama_server: Start
 ) -> None:
-    """Clients give up after a silence; by default a comment comes every 30 s. Here every second is asked for: the
-    server looks once a second whether more than that has passed."""
+    """Clients give up after a silence; by default a comment comes every 30 s. Here every second is asked for:
+    the server looks once a second whether more than that has passed."""
     gpu = vgpu("--compute-delay-us", "150000")
     server = llama_server("-ub", "64", on=(gpu,), experts_on_devices=True)
     body = {"prompt": words(1900), "n_predict": 2, "stream": True, "sse_ping_interval": 1}
