@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 import traceback
 from typing import Any
@@ -85,7 +84,6 @@ def _root(
 
 def main() -> None:
     """Entry point: every failure becomes its message and its exit code, and JSON on request."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     as_json = "--json" in sys.argv
     try:
         code = app(standalone_mode=False)

@@ -6,6 +6,7 @@ It reads the supervisor's record and changes nothing. Clients of the model never
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 import urllib.parse
@@ -69,6 +70,11 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
         self.asked = float("-inf")  # when the status was asked for last
         self.told = threading.Event()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that left before it had its answer is nobody's problem; the default prints a traceback."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class _Handler(BaseHTTPRequestHandler):

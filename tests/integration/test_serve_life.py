@@ -914,6 +914,20 @@ def test_control_port(home: FakeHome) -> None:
     assert running.end() == 143
 
 
+def test_clients_of_the_control_port_that_leave(home: FakeHome) -> None:
+    """An answer that nobody takes any more must not end the supervisor (by SIGPIPE), nor fill its output."""
+    running = home.serve()
+    url = str(running.until_state("ready")["control"])
+    address = ("127.0.0.1", int(url.rpartition(":")[2]))
+    for _ in range(50):
+        with socket.create_connection(address) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n")
+    assert request(address, "/readyz").status == 200
+    running.signal(signal.SIGTERM)
+    assert running.end() == 143
+    assert "Traceback" not in running.err
+
+
 def test_a_fixed_control_port(home: FakeHome) -> None:
     port = free_port()
     file = home.profile(server={"control_port": port})

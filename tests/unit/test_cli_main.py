@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
 import sys
 
 import pytest
@@ -93,3 +94,17 @@ def test_one_help_text_per_verb(verb: str) -> None:
     command = typer.main.get_command(importlib.import_module(module).app)
     own = " ".join((command.help or "").split())
     assert own.startswith(line), f"{verb}: {own}"
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    """`flashnext ... | head`: silence. SIGPIPE stays ignored: it would end a supervisor whose client leaves."""
+    argv = [sys.executable, "-m", "flashnext", "profile", "schema"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+    code = "import signal, sys; from flashnext import cli; sys.argv = ['flashnext', '--version']\n"
+    code += "try: cli.main()\nexcept SystemExit: print(signal.getsignal(signal.SIGPIPE).name)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "SIG_IGN"
