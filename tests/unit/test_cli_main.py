@@ -97,7 +97,7 @@ def test_one_help_text_per_verb(verb: str) -> None:
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
-    """`flashnext ... | head`: silence. SIGPIPE stays ignored: it would end a supervisor whose client leaves."""
+    """`flashnext ... | head`: silence. SIGPIPE stays ignored: it would end a supervisor."""
     argv = [sys.executable, "-m", "flashnext", "profile", "schema"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
