@@ -105,11 +105,10 @@ def test_a_run_that_is_ended_reports_what_was_finished(bench: Shell, number: int
     pids = [int(line.split()[1]) for line in (bench.root / "launches").read_text().splitlines()]
 
     def running() -> list[int]:
-        return [
-            p.pid for p in psutil.process_iter(["status"]) if p.pid in pids and p.info["status"] != "zombie"
-        ]
+        there = [p for p in psutil.process_iter(["status"]) if p.pid in pids]
+        return [p.pid for p in there if p.info["status"] != "zombie"]
 
-    end = time.monotonic() + 5  # the kernel ends the last one when it notices that its parent is gone
+    end = time.monotonic() + 5  # the kernel ends the last one when its parent is gone
     while running() and time.monotonic() < end:
         time.sleep(0.02)
     assert not running()
