@@ -43,10 +43,11 @@ def _figures(name: str, result: Result, gates: Gates, judged: dict[str, GateResu
         for cell, found in _cells(gate, judged)
     }
     for row in result.ratios:
-        if not _shown(row):
-            continue
         goal, reached = "", None
         key = (row.scenario, row.metric, row.cell)
+        one_seed = row.scenario == "decode" and row.cell != POOLED
+        if not _shown(row) or (one_seed and (row.control != "control" or key not in goals)):
+            continue
         if row.control == "control" and row.candidate == "candidate" and key in goals:
             gate, found = goals[key]
             limit = f"{gate.at_least:g} x or more"

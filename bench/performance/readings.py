@@ -233,32 +233,73 @@ def _pairs(lines: Lines) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 LEAN_OVER_STOCK = {0: 7.5, 65_536: 5.0}  # goals of the speed over micro-batch 512, by depth
+LEAN_PAIRS = (  # other arm, ours, what the other is, what ours is
+    ("stock-512", "lean-8192", "stock, micro-batch 512", "lean prefill"),
+    ("tiled-8192", "lean-8192", "tiled attention alone, micro-batch 8,192", "lean prefill"),
+    ("stock-512", "lean-auto-held", "stock, micro-batch 512", "lean prefill, slots lent"),
+)
 LEAN_GOAL = 1.15  # times the longer of one upload per chunk and the kernels
 
 
 def lean(lines: Lines) -> Iterator[Figure]:
-    """Prompts with uploads under compute (tests/gpu/lean_bench.py): against stock, and against the bound."""
+    """Prompts with uploads under compute (tests/gpu/lean_bench.py): against stock, tiled, the bound.
+
+    What comes behind a line ``held`` ran in the memory that was left free then.
+    """
     by_arm: dict[str, dict[int, list[float]]] = {}
-    for line in lines:
-        if line.get("what") == "arm" and line.get("part") == "speed":
-            for depth, seconds in _chunks(line["steps"]):
-                by_arm.setdefault(line["name"], {}).setdefault(depth, []).append(8192 / seconds)
+    runs = dict(_lean_runs(lines))
+    for name, processes in runs.items():
+        for steps in processes:
+            for depth, seconds in _chunks(steps):
+                by_arm.setdefault(name, {}).setdefault(depth, []).append(8192 / seconds)
     ours = by_arm.get("lean-8192", {})
-    for depth, speeds in sorted(ours.items()):
-        where = f"8,192 tokens {f'at depth {depth:,}' if depth else 'from the start'}"
-        for name, label in (
-            ("stock-512", "stock, micro-batch 512"),
-            ("stock-8192", "stock, micro-batch 8,192"),
-            ("tiled-8192", "tiled attention alone, micro-batch 8,192"),
-        ):
+    for name, arm, label, text in LEAN_PAIRS:
+        for depth, speeds in sorted(by_arm.get(arm, {}).items()):
             if depth in by_arm.get(name, {}):
-                what = f"{where}, experts streamed, lean prefill"
+                where = f"8,192 tokens {f'at depth {depth:,}' if depth else 'from the start'}"
                 goal = LEAN_OVER_STOCK.get(depth) if name == "stock-512" else None
                 more = {"at_least": goal} if goal else {}
-                yield compared(
-                    f"lean-{name}-{depth}", what, speeds, label, by_arm[name][depth], "t/s", **more
-                )
+                id_ = f"{arm.removesuffix('-8192')}-{name}-{depth}"
+                yield compared(id_, f"{where}, {text}", speeds, label, by_arm[name][depth], "t/s", **more)
     yield from _lean_bound(lines, ours, by_arm.get("resident-8192", {}))
+    for arm, text in (("lean-8192", "lean prefill"), ("lean-auto-held", "slots lent")):
+        mine, plain = (
+            [s for p in runs.get(a, []) for s in p if s["step"] == "200"] for a in (arm, "tiled-8192")
+        )
+        if mine and plain:
+            speeds, others = ([200 / s["seconds"] for s in side] for side in (mine, plain))
+            what = f"a follow-up of 200 tokens, {text}"
+            yield compared(
+                f"{arm}-follow", what, speeds, "tiled attention alone", others, "t/s", at_least=1.0
+            )
+    yield from _lean_decode(lines)
+
+
+def _lean_runs(lines: Lines) -> Iterator[tuple[str, list[Lines]]]:
+    """(arm, steps of each of its processes); an arm in held memory is called <arm>-held."""
+    found: dict[str, list[Lines]] = {}
+    held = False
+    for line in lines:
+        held = held or line.get("what") == "held"
+        if line.get("what") == "arm" and line.get("part") == "speed":
+            found.setdefault(line["name"] + ("-held" if held else ""), []).append(line["steps"])
+    yield from found.items()
+
+
+def _lean_decode(lines: Lines) -> Iterator[Figure]:
+    """One token a step behind a prompt of 8,192, against tiled attention alone."""
+    speeds: dict[str, list[float]] = {}
+    for line in lines:
+        if line.get("what") == "arm" and line.get("part") == "decode":
+            steps = [s for s in line["steps"] if s["step"] == "1x512"]
+            speeds.setdefault(line["name"], []).extend(s["tokens"] / s["seconds"] for s in steps)
+    for arm, text in (("lean-8192", "lean prefill"), ("lean-8192-lent", "lean prefill, slots lent")):
+        if arm in speeds and "tiled-8192" in speeds:
+            what = f"512 tokens of decode behind a prompt, {text}"
+            other = speeds["tiled-8192"]
+            yield compared(
+                f"{arm}-decode", what, speeds[arm], "tiled attention alone", other, "t/s", at_least=0.97
+            )
 
 
 def _chunks(steps: Lines) -> Iterator[tuple[int, float]]:
@@ -294,7 +335,7 @@ def _lean_bound(
         times = 8192 / statistics.median(speeds) / bound_s
         yield Figure(
             f"lean-bound-{depth}",
-            f"the same at depth {depth:,}, time over its bound",
+            f"8,192 tokens at depth {depth:,}, lean prefill, time over its bound",
             values(speeds, "t/s"),
             f"upload {upload_s * 1000:,.0f} ms, kernels {kernels_s * 1000:,.0f} ms",
             times,

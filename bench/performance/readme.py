@@ -44,6 +44,7 @@ def _set(about_file: Path) -> Iterator[str]:
     about: dict[str, Any] = yaml.safe_load(about_file.read_text(encoding="utf-8"))
     figures: list[Figure] = []
     sources: list[str] = []
+    notes: dict[str, str] = about.get("runs") or {}  # of runs of the bench, by folder
     for name, entry in about["files"].items():
         figures += _figures(folder / name, entry)
         sources.append(
@@ -57,6 +58,7 @@ def _set(about_file: Path) -> Iterator[str]:
         sources.append(
             f"- [{path.parent.name}]({_link(path.parent)}), {header.created[:10]}: `{words}`; "
             f"{len(samples.processes)} of {len(header.plan['sessions'])} planned processes"
+            + "".join(f"; {note}" for name, note in notes.items() if name == path.parent.name)
         )
     yield (
         f"Measured on {about['machine']}; {about['model']}. Values are single runs; where there are more "

@@ -2,7 +2,7 @@
 
     python tests/gpu/kill_switch_bench.py --vanilla VANILLA_BIN --bin BIN --model bench.gguf --out off.jsonl
 
-Four arms, forwards and backwards (ABBA), each run a fresh llama-server over the same model:
+Arms forwards and backwards (ABBA), each run a fresh llama-server over the same model:
 
 vanilla  the pinned tree alone, experts in host memory
 off      our build with every switch at vanilla
@@ -91,10 +91,13 @@ def main() -> None:
     parser.add_argument("--written", type=int, default=WRITTEN_TOKENS, help="tokens to write")
     parser.add_argument("--pinned", default="CUDA_Host", help="buffer type of page-locked memory")
     parser.add_argument("--port", type=int, default=18200)
+    parser.add_argument("--arms", default=",".join(arm.name for arm in ARMS), help="comma separated")
+    parser.add_argument("--rounds", type=int, default=1, help="times forwards and backwards")
     args = parser.parse_args()
 
+    arms = [arm for arm in ARMS if arm.name in args.arms.split(",")]
     written: dict[str, list[list[int]]] = {arm.name: [] for arm in ARMS}
-    for i, arm in enumerate([*ARMS, *reversed(ARMS)]):
+    for i, arm in enumerate([*arms, *reversed(arms)] * args.rounds):
         run = run_arm(args, arm, args.port + i)
         with args.out.open("a") as out:
             out.write(json.dumps(run) + "\n")

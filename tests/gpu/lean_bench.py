@@ -2,6 +2,7 @@
 
     python tests/gpu/lean_bench.py --bin BIN --model bench.gguf --out lean.jsonl --budget-s 500
     python tests/gpu/lean_bench.py --bin BIN --model bench.gguf --out lean.jsonl --part exact
+    python tests/gpu/lean_bench.py --bin BIN --model bench.gguf --out lean.jsonl --part decode
     python tests/gpu/lean_bench.py --bin BIN --model bench.gguf --out lean.jsonl --part timeline
 
 speed    prompts from an empty context and at depth, short follow-ups and decode: the stock graph at 512 and
@@ -9,6 +10,7 @@ speed    prompts from an empty context and at depth, short follow-ups and decode
          take); before them, the speed of plain page-locked uploads
 exact    logits of stock and lean at the same micro-batch, also with late uploads into poisoned staging
          memory, and staged experts compared with host memory
+decode   512 tokens, one at a time, behind a prompt of 8,192: tiled alone, lean prefill, and with lent slots
 timeline one warm chunk, as JSON lines beside the output file (.timeline.jsonl); plot it with
          `flashnext bench timeline`
 
@@ -40,6 +42,8 @@ ARMS = {
     "lean-2048": ("host", "lean=2048"),
     "lean-8192": ("host", "lean=8192"),
     "lean-8192-ring3": ("host", "lean=8192,FN_LEAN_RING=3"),
+    "lean-8192-lent": ("host", "lean=8192,FN_LEAN_LEND=1"),
+    "lean-auto": ("host", "lean=auto"),
     "resident-2048": ("device", "ub=2048"),
     "resident-8192": ("device", "ub=8192"),
 }
@@ -129,8 +133,8 @@ class Bench:
         for line in lines:
             for step in line.get("steps", []):
                 step["tokens_per_s"] = round(step["tokens"] / step["seconds"], 1)
-            took = round(self.took[name], 1)
-            self.record("arm", {"name": name, "process_s": took, **line, "markers": markers[-2:]})
+            facts = {"process_s": round(self.took[name], 1), "markers": [*markers[:1], *markers[-2:]]}
+            self.record("arm", {"name": name, **line, **facts})
         if done.returncode != 0:
             self.record("failed", {"name": name, "code": done.returncode, "stderr": done.stderr[-2000:]})
         return lines
@@ -142,7 +146,17 @@ class Bench:
             steps += ["8192x3", "8192"]
         steps += ["100", "200", "500", "2000", "1x64", "4x32"]
         names = self.args.arms.split(",") if self.args.arms else list(ARMS)
-        for name in [*names, *reversed(names)]:
+        once = self.args.once.split(",")
+        self.each([*names, *(name for name in reversed(names) if name not in once)], steps)
+
+    def decode(self) -> None:
+        """The first tokens share the link with what is staged for the next prompt, or wait for a refill."""
+        names = self.args.arms.split(",") if self.args.arms else ["tiled-8192", "lean-8192", "lean-8192-lent"]
+        steps = ["1x96", "8192", "1x512", "8192", "1x512", "4x64"]
+        self.each([*names, *reversed(names)] * 2, steps)
+
+    def each(self, names: list[str], steps: list[str]) -> None:
+        for name in names:
             if self.took.get(name, 20.0) > self.left_s():
                 self.record("skipped", {"name": name, "left_s": round(self.left_s(), 1)})
                 continue
@@ -160,7 +174,7 @@ class Bench:
                 f"lean=512,slots=48,FN_LEAN_LATE_MS=20,FN_LEAN_VERIFY=1,logits={files[2]}",
                 f"lean=512,slots=48,FN_LEAN_RING=3,FN_LEAN_VERIFY=1,logits={files[3]}",
             ]
-            self.drive("exact", "host", arms, "1024;1x32;300;1x4;700;40", "--all-logits")
+            self.drive("exact", "host", arms, "600;1x8;300;1x4;200;40", "--all-logits")
             stock = files[0].read_bytes() if files[0].exists() else b""
             for arm, file in zip(arms[1:], files[1:], strict=True):
                 lean = file.read_bytes() if file.exists() else b""
@@ -192,8 +206,9 @@ def main() -> None:
     parser.add_argument("--bin", type=Path, required=True, help="folder with fn-lean-run and its libraries")
     parser.add_argument("--model", type=Path, required=True, help="the bench model, one file")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended")
-    parser.add_argument("--part", choices=["speed", "exact", "timeline"], default="speed")
+    parser.add_argument("--part", choices=["speed", "exact", "decode", "timeline"], default="speed")
     parser.add_argument("--arms", help=f"comma separated, default all: {','.join(ARMS)}")
+    parser.add_argument("--once", default="", help="of these, the arms that do not run a second time")
     parser.add_argument("--budget-s", type=float, default=500)
     parser.add_argument("--threads", type=int, default=16)
     parser.add_argument(

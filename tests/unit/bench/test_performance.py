@@ -123,6 +123,33 @@ def test_lean_prefill_is_held_against_link_and_kernels() -> None:
     assert "upload 400 ms, kernels 300 ms" in found["lean-bound-0"].against
 
 
+def test_lean_prefill_in_held_memory_its_follow_ups_and_decode_are_figures_of_their_own() -> None:
+    def arm(part: str, name: str, *steps: tuple[str, int, float]) -> dict[str, Any]:
+        made = [{"step": n, "tokens": tokens, "seconds": s} for n, tokens, s in steps]
+        return {"part": part, "what": "arm", "name": name, "steps": made}
+
+    def speed(name: str, chunk_s: float, follow_s: float) -> dict[str, Any]:
+        return arm("speed", name, ("4096", 4096, 9), ("8192", 8192, chunk_s), ("200", 200, follow_s))
+
+    lines = [
+        speed("stock-512", 8.0, 1.0),
+        speed("tiled-8192", 1.0, 0.4),
+        speed("lean-8192", 0.8, 0.3),
+        speed("lean-auto", 0.7, 0.3),  # not held: not told apart from a chunk of 8,192
+        {"part": "speed", "what": "held", "bytes": 1, "free": 2},
+        speed("lean-auto", 1.6, 0.5),
+        arm("decode", "tiled-8192", ("1x512", 512, 4.0), ("1x512", 512, 4.0)),
+        arm("decode", "lean-8192", ("1x96", 96, 9.0), ("1x512", 512, 5.0), ("1x512", 512, 4.0)),
+    ]
+    found = {f.id: f for f in readings.lean(lines)}
+    assert found["lean-stock-512-0"].ratio == pytest.approx(10.0)
+    assert found["lean-auto-held-stock-512-0"].ratio == pytest.approx(5.0)
+    assert found["lean-auto-held-stock-512-0"].reached is False
+    assert found["lean-8192-follow"].reached is True and found["lean-auto-held-follow"].reached is False
+    assert found["lean-8192-decode"].ratio == pytest.approx((512 / 5 + 512 / 4) / 2 / 128)
+    assert found["lean-8192-decode"].reached is False and "lean-8192-lent-decode" not in found
+
+
 def bench_run(root: Path, gates: list[dict[str, Any]], effect: float, rows: int | None = None) -> Path:
     """A folder of `flashnext bench` with that effect on decode, cut after so many rows."""
     plan = made.plan(made.scenario("decode"))
