@@ -1,15 +1,16 @@
-"""The expert cache on a real GPU: four parts, each within nine minutes, JSON lines into one file.
+"""The expert cache on a real GPU: five parts, each within nine minutes, JSON lines into one file.
 
     python tests/gpu/expert_cache_bench.py --bin BIN --model bench.gguf --part decode  --out cache.jsonl
     python tests/gpu/expert_cache_bench.py --bin BIN --model bench.gguf --part overlap --out cache.jsonl
+    python tests/gpu/expert_cache_bench.py --bin BIN --model bench.gguf --part late    --out cache.jsonl
     python tests/gpu/expert_cache_bench.py --bin BIN --model bench.gguf --part load    --out cache.jsonl
     python tests/gpu/expert_cache_bench.py --bin BIN --model bench.gguf --part resident --out cache.jsonl
 
 decode stock host experts against 48, 150 and 256 slots, forwards and backwards (ABBA) on one loaded model,
          one token and four (the shape of a verify batch)
 resident all experts in device memory, the upper bound; apart, so that the card may be held down for the rest
-overlap hits and misses together against one after the other; and uploads that arrive late into poisoned
-         slots, whose logits have to stay as they are (these need a build with --tests)
+overlap hits and misses together against one after the other
+late     uploads that arrive late into poisoned slots: the same logits (a build with --tests)
 load from the page cache and without it: pinned, pageable, the stock loader, against a plain parallel read;
          and a prompt from pinned and from pageable memory
 """
@@ -86,7 +87,11 @@ class Bench:
         both = [f"slots=150,warm=96,{route}", f"slots=150,warm=96,serial=1,{route}"]
         for schedule in ("1x320", "4x160"):
             self.drive("overlap", self.args.pinned, schedule, [*both, *reversed(both)], "--no-mmap")
-        # the same hits and misses, whatever the copies do: to the byte, and without a NaN
+
+    def late(self) -> None:
+        """The same hits and misses, whatever the copies do: to the byte, and without a NaN."""
+        self.make_trace()
+        route = f"routing={self.trace}"
         files = [self.folder / name for name in ("plain.bin", "late.bin")]
         arms = [f"slots=48,{route},logits={files[0]}", f"slots=48,late=8,{route},logits={files[1]}"]
         self.drive("late", self.args.pinned, "1x64,4x16", arms, "--no-mmap")
@@ -136,7 +141,7 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, required=True, help="the bench model, one file")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended")
-    parser.add_argument("--part", choices=["decode", "resident", "overlap", "load"], required=True)
+    parser.add_argument("--part", choices=["decode", "resident", "overlap", "late", "load"], required=True)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--threads", type=int, default=16)
     parser.add_argument("--pinned", default="CUDA_Host", help="buffer type of page-locked memory")

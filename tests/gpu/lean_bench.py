@@ -48,6 +48,13 @@ ARMS = {
     "resident-8192": ("device", "ub=8192"),
 }
 
+# of the part `exact`, each against the stock path at the same micro-batch
+EXACT = {
+    "lean": "lean=512",
+    "late": "lean=512,FN_LEAN_LATE_MS=20,FN_LEAN_VERIFY=1",
+    "ring3": "lean=512,FN_LEAN_RING=3,FN_LEAN_VERIFY=1",
+}
+
 
 class Driver:
     """The few calls of the CUDA driver that are needed: memory that is held, and copies that are timed."""
@@ -165,22 +172,17 @@ class Bench:
             self.drive(name, experts, [arm + slots], ";".join(steps))
 
     def exact(self) -> None:
-        """Equal micro-batches; fewer tokens, since every row of logits is kept."""
+        """Equal micro-batches; few tokens, since every row of logits is kept."""
+        names = self.args.arms.split(",") if self.args.arms else list(EXACT)
         with tempfile.TemporaryDirectory(prefix="fn-lean-") as folder:
-            files = [Path(folder) / f"{i}.bin" for i in range(4)]
-            arms = [
-                f"ub=512,slots=48,logits={files[0]}",
-                f"lean=512,slots=48,logits={files[1]}",
-                f"lean=512,slots=48,FN_LEAN_LATE_MS=20,FN_LEAN_VERIFY=1,logits={files[2]}",
-                f"lean=512,slots=48,FN_LEAN_RING=3,FN_LEAN_VERIFY=1,logits={files[3]}",
-            ]
+            files = {name: Path(folder) / f"{name}.bin" for name in ("stock", *names)}
+            switches = {"stock": "ub=512", **EXACT}
+            arms = [f"{switches[name]},slots=48,logits={file}" for name, file in files.items()]
             self.drive("exact", "host", arms, "600;1x8;300;1x4;200;40", "--all-logits")
-            stock = files[0].read_bytes() if files[0].exists() else b""
-            for arm, file in zip(arms[1:], files[1:], strict=True):
-                lean = file.read_bytes() if file.exists() else b""
-                self.record(
-                    "exact", {"arm": arm.split(",logits")[0], "bytes": len(stock), **compare(stock, lean)}
-                )
+            stock = files["stock"].read_bytes() if files["stock"].exists() else b""
+            for name in names:
+                lean = files[name].read_bytes() if files[name].exists() else b""
+                self.record("exact", {"arm": EXACT[name], "bytes": len(stock), **compare(stock, lean)})
 
     def timeline(self) -> None:
         path = self.args.out.with_suffix(".timeline.jsonl")
@@ -207,7 +209,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="the bench model, one file")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended")
     parser.add_argument("--part", choices=["speed", "exact", "decode", "timeline"], default="speed")
-    parser.add_argument("--arms", help=f"comma separated, default all: {','.join(ARMS)}")
+    parser.add_argument("--arms", help=f"comma separated: {','.join(ARMS)}; exact: {','.join(EXACT)}")
     parser.add_argument("--once", default="", help="of these, the arms that do not run a second time")
     parser.add_argument("--budget-s", type=float, default=500)
     parser.add_argument("--threads", type=int, default=16)

@@ -70,7 +70,7 @@ class Bench:
         if args.demo:
             self.device = VirtualDevice(args.bin, args.demo_memory, args.out.with_suffix(".vgpu.log"))
         else:
-            self.device = CudaDevice()
+            self.device = CudaDevice(args.devices)
 
     def record(self, what: str, **data: Any) -> None:
         line = {"what": what, "at_s": round(self.args.budget - self.clock.left(), 1), **data}
@@ -308,6 +308,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ctx", type=int, default=81920)
     parser.add_argument("--batch", type=int, help="default 4096")
     parser.add_argument("--slots", type=int, default=150)
+    parser.add_argument(
+        "--devices", type=int, default=1, help="CUDA devices, each with an equal part of the layers"
+    )
     parser.add_argument("--min-tokens", type=int, default=2048)
     parser.add_argument(
         "--lengths", type=lambda t: [int(x) for x in t.split(",")], default=[8192, 8192, 32768]

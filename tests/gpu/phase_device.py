@@ -38,19 +38,21 @@ class Device(Protocol):
 
 
 class CudaDevice:
-    """The first CUDA device. A context of our own lives as long as the bench, so it is in all figures."""
+    """The first CUDA devices, as one. A context on each lives as long as the bench and is in all figures."""
 
     host = "CUDA_Host"
     sample_s = 0.05
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
         self._driver = cuda.Driver()
+        self._count = count
 
     def arguments(self) -> list[str]:
-        return ["--device", "CUDA0"]
+        names = ",".join(f"CUDA{i}" for i in range(self._count))
+        return ["--device", names, "--tensor-split", ",".join("1" * self._count)]
 
     def free(self) -> int:
-        return self._driver.memory(0)[0]
+        return sum(self._driver.memory(i)[0] for i in range(self._count))
 
     @contextmanager
     def limited(self, limit_bytes: int | None) -> Iterator[list[dict[str, Any]]]:
