@@ -64,7 +64,10 @@ def _set(about_file: Path) -> Iterator[str]:
         f"Measured on {about['machine']}; {about['model']}. Values are single runs; where there are more "
         "than four, median and range."
     )
-    yield "\n".join(_table(figures))
+    yield "\n".join(_table([f for f in figures if f.goal]))
+    yield "<details><summary>Figures without a declared goal</summary>"
+    yield "\n".join(_table([f for f in figures if not f.goal]))
+    yield "</details>"
     yield from _plots(folder)
     yield "\n".join(_misses(figures, about.get("reasons") or {}))
     yield "\n".join(["Sources, each one sitting:", "", *sources])
