@@ -50,6 +50,7 @@ class PhaseServer(Program):
         merge: bool = True,
         numbers: dict[str, str] | None = None,
         ready: bool = True,
+        switches: dict[str, str] | None = None,
     ) -> None:
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         argv: list[str | Path] = [bin_dir / "llama-server", "-m", files[0], "-md", files[1]]
@@ -64,6 +65,7 @@ class PhaseServer(Program):
         env = {f"LLAMA_PHASE_PREFILL_{key}": value for key, value in (phase or {}).items()}
         env |= {"XDG_CONFIG_HOME": str(config), "OMP_NUM_THREADS": "1"}
         env |= {"FN_EXPERT_CACHE_MERGE": "1"} if merge else {}
+        env |= switches or {}
         super().__init__([*argv, *options], folder, env)
         if ready:
             proc.wait_until(lambda: self.ready() or self.child.poll() is not None, timeout_s=START_S)
