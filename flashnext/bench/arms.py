@@ -6,7 +6,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ SECTION_OF = {
 WATCHED = ("LLAMA_", "GGML_", "FN_")
 # The supervisor's ready check takes the rehearsal; without a supervisor it would be a prompt of the run.
 REHEARSAL = "LLAMA_PHASE_PREFILL_REHEARSE"
+TIMES = {"FN_PREFILL_TIMES": "1"}
 _SWITCH = re.compile(r"\b(FN_[A-Z_]+)=0\b")
 _AN_EXPERT_TENSOR = "blk.0.ffn_gate_exps.weight"
 
@@ -75,6 +76,22 @@ class Configured:
         for path, text in self.texts.items():
             with state_written(path):
                 write_atomic(path, text)
+
+
+def timed(arm: Arm) -> Arm:
+    """The arm with the times of its prompts taken by kind of work, without the supervisor: no profile has it.
+
+    A build without prefill-times passes the switch over; a server that somebody else runs stays as it is.
+    """
+    if arm.url is not None:
+        return arm
+    environment = {k: v for k, v in arm.environment.items() if k != REHEARSAL or arm.command is not None}
+    return replace(
+        arm,
+        direct=arm.command is None,
+        environment={**environment, **TIMES},
+        switches={**arm.switches, **TIMES},
+    )
 
 
 def from_profile(

@@ -66,6 +66,12 @@ def scan(lines: Iterable[str]) -> Scan:
     return found
 
 
+def prefill_times(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """Payloads of the markers of prompts whose time was taken by kind of work, in order."""
+    markers = (parse(_PREFIX.sub("", raw.rstrip("\n"))) for raw in lines)
+    return [dict(m.data) for m in markers if m is not None and m.name == "prefill:times"]
+
+
 def _transition(begin: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, Any]:
     """One transition: its cost in ms, in two halves and in the parts that the markers name."""
     begin_ms, end_ms = _cost(begin), _cost(end)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flashnext.bench import checks
-from flashnext.bench.arms import Arm
+from flashnext.bench.arms import Arm, timed
 from flashnext.bench.asking import Asker, TokenizeError, now
 from flashnext.bench.hold import vram_limit
 from flashnext.bench.launching import running
@@ -20,6 +20,9 @@ from flashnext.bench.quality import QUESTIONS
 from flashnext.bench.samples import End, Process, Request, Samples, Writer
 from flashnext.bench.servers import Server
 from flashnext.errors import ArmCheckFailedError, ArmServerFailedError
+from flashnext.proc import wait_until
+
+_MARKER_S = 2.0
 
 
 @dataclass
@@ -102,7 +105,7 @@ class Driver:
         return time.monotonic() - began + need > self.options.max_s
 
     def _session(self, session: Session, writer: Writer) -> None:
-        arm = self.arms[session.arm]
+        arm = self._arm(session)
         attempt = self._attempts.get(session.index, 0) + 1
         self._attempts[session.index] = attempt
         name = f"{session.index}.{attempt}"
@@ -138,6 +141,13 @@ class Driver:
             )
         )
 
+    def _arm(self, session: Session) -> Arm:
+        arm = self.arms[session.arm]
+        return timed(arm) if self._is_timed(session) else arm
+
+    def _is_timed(self, session: Session) -> bool:
+        return any(s.kind == "times" and s.group == session.group for s in self.plan.scenarios)
+
     def _watch(self, session: Session, devices: Devices | None) -> Watch | None:
         """Memory is watched in the first half block alone: asking a driver is not free."""
         if devices is None or not self.options.watch_memory or (session.block, session.half) != (0, 0):
@@ -153,7 +163,7 @@ class Driver:
         devices: Devices | None,
         held: list[dict[str, Any]],
     ) -> Process:
-        arm = self.arms[session.arm]
+        arm = self._arm(session)
         seen: dict[str, str] = {}
         if server.pid is not None:
             seen = checks.environment_of(server.pid)
@@ -196,7 +206,16 @@ class Driver:
                 f"arm {session.arm}: {error}", context=[f"log: {server.log}"]
             ) from None
 
+        seen = len(checks.prefill_times(server.lines()))
+
         def keep(row: Request) -> None:
+            nonlocal seen
+            if self._is_timed(session) and row.error is None:
+                found = _times_after(server, seen)
+                row, seen = (
+                    row.model_copy(update={"prefill_times": found[-1] if found else None}),
+                    seen + len(found),
+                )
             writer.add(row)
             rows.append(row)
             dead = server.problems() if row.error else []
@@ -223,7 +242,9 @@ class Driver:
         """As many unrecorded requests as a scenario of the group asks for at most, of the first cell."""
         own = [s for s in self.plan.scenarios if s.group == session.group and s.kind != "soak"]
         count = max((s.warm_up for s in own), default=0)
-        first: Item | None = next((i for i in items(self.plan, session) if i.kind == "speed"), None)
+        first: Item | None = next(
+            (i for i in items(self.plan, session) if i.kind in ("speed", "times")), None
+        )
         if first is None:
             return []
         tokens = []
@@ -239,6 +260,18 @@ class Driver:
         left = self._pace * sum(self._planned_s(s) for s in self.left)
         total = len(self.plan.sessions)
         self.options.on_progress(Progress(total - len(self.left), total, session, text, left))
+
+
+def _times_after(server: Server, seen: int) -> list[dict[str, Any]]:
+    """What was told of prompts after the first ``seen``; empty where the build has no times to tell."""
+    found: list[dict[str, Any]] = []
+
+    def told() -> bool:
+        found[:] = checks.prefill_times(server.lines())[seen:]
+        return bool(found)
+
+    wait_until(told, timeout_s=_MARKER_S, every_s=0.05)
+    return found
 
 
 def _half(session: Session) -> tuple[str, int, int]:

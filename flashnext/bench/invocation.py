@@ -79,8 +79,12 @@ def prepare(asked: Asked) -> Prepared:
             raise UsageError(f"there are no settings called {asked.settings!r}", context=[", ".join(known)])
     if asked.what != ALL and asked.what not in scenarios:
         raise UsageError(f"there is no scenario {asked.what}", context=[", ".join(scenarios)])
-    chosen = [s for name, s in scenarios.items() if asked.what in (ALL, name)]
     name = asked.settings or Path(asked.profile).stem
+    chosen = [
+        s
+        for s in scenarios.values()
+        if asked.what == s.id or (asked.what == ALL and s.for_profile(name).in_all)
+    ]
     plan = make_plan(
         chosen,
         profile=name,

@@ -9,6 +9,7 @@ from typing import Any
 from flashnext.bench.bound import RESIDENT, bound_of, micro_batch_of
 from flashnext.bench.extra import needed_for
 from flashnext.bench.metrics import METRICS
+from flashnext.bench.prefill_times import KINDS
 from flashnext.bench.result import Result, prefill_cells
 from flashnext.bench.samples import Request, Samples
 
@@ -212,12 +213,41 @@ def _in_use(samples: Samples, request: Request) -> list[list[int]]:
     return [[used[d] - held.get(d, 0) for _, used in request.memory] for d in range(count)]
 
 
+def prompt_times(result: Result) -> str | None:
+    """A bar per arm and depth, stacked of the kinds of work; kinds that no prompt had are left out."""
+    rows = result.prefill_times
+    if not rows:
+        return None
+    names = [
+        n for n in dict.fromkeys([*KINDS, *rows[0].kinds_ms]) if any(r.kinds_ms.get(n, 0) > 0 for r in rows)
+    ]
+
+    def paint(axes: Any) -> None:
+        left = [0.0] * len(rows)
+        for number, name in enumerate(names):
+            widths = [max(r.kinds_ms.get(name, 0.0), 0.0) for r in rows]
+            colour, hatch = COLOURS[number % len(COLOURS)], ("", "///")[number // len(COLOURS) % 2]
+            axes.barh(
+                range(len(rows)), widths, left=left, color=colour, hatch=hatch, edgecolor="white", lw=0.4,
+                label=name.replace("_", " "),
+            )  # fmt: skip
+            left = [at + width for at, width in zip(left, widths, strict=True)]
+        axes.set_yticks(range(len(rows)), [r.label for r in rows])
+        axes.invert_yaxis()
+        axes.set_xlabel("ms (mean of the prompts; the device is waited for at every change of kind)")
+        axes.grid(axis="y", visible=False)
+        axes.figure.legend(loc="outside lower center", ncols=4, fontsize=8)
+
+    return draw(paint, height=2.2 + 0.5 * len(rows))
+
+
 def all_plots(result: Result, samples: Samples) -> dict[str, str]:
     """Title -> SVG of every plot that the samples can fill."""
     found = {
         "Reading speed over depth": over_depth(result, "prefill_tps", "prefill"),
         "Time to first token over depth": over_depth(result, "ttft_ms", "time to first token"),
         "Decode speed of each process": decode_distribution(result),
+        "Time of a prompt by kind of work": prompt_times(result),
         "Cost of each transition": transition_timeline(result, samples),
         "Memory of the devices over a prompt": memory_timeline(result, samples),
         "Differences of log probabilities": logit_histogram(result),

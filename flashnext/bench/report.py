@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flashnext.artefacts import write_atomic, write_json
+from flashnext.bench import prefill_times
 from flashnext.bench import result as results
 from flashnext.bench import samples as sample_files
 from flashnext.bench.bound import GOAL_CHUNK, BoundResult
@@ -86,6 +87,8 @@ def _view(result: Result, gates: list[GateResult], samples: Samples) -> dict[str
         "transitions": result.transitions,
         "bounds": [_bound_row(b) for b in result.bounds],
         "bound_heads": _BOUND_HEADS,
+        "times": prefill_times.table(result.prefill_times) if result.prefill_times else [],
+        "time_heads": prefill_times.heads(result.prefill_times),
         "checks": [_check_row(c) for c in result.checks],
         "notes": _notes(result, samples),
         "level": "98%",

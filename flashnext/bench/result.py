@@ -23,6 +23,7 @@ from flashnext.bench.matching import (
     quality,
 )
 from flashnext.bench.metrics import METRICS
+from flashnext.bench.prefill_times import PrefillTimes, prefill_times
 from flashnext.bench.samples import End, Process, Request, Samples
 from flashnext.bench.stats import LEVEL, Pair, Ratio, Verdict, paired_ratio, summarise, verdict
 
@@ -112,6 +113,7 @@ class Result(Artefact):
     quality: list[QualityResult]
     transitions: list[TransitionResult]
     bounds: list[BoundResult] = Field(default=[], description="prefill against link and kernels")
+    prefill_times: list[PrefillTimes] = Field(default=[], description="a prompt's time by kind of work")
     checks: list[CheckResult]
     unfinished_processes: int
     planned_processes: int
@@ -136,6 +138,7 @@ def compute(samples: Samples) -> Result:
         quality=quality(samples, arms),
         transitions=list(_transitions(samples, arms)),
         bounds=against_bound(facts, prefill_cells(cells)),
+        prefill_times=prefill_times(samples, arms),
         checks=[_check(samples, arm) for arm in arms],
         unfinished_processes=samples.unfinished,
         planned_processes=len(header.plan["sessions"]),

@@ -93,6 +93,10 @@ class Request(Artefact):
     memory: list[tuple[float, list[int]]] = Field(
         default_factory=list, description="ms since the request began, bytes in use on each device"
     )
+    prefill_times: dict[str, Any] | None = Field(
+        None,
+        description="payload of the marker prefill:times of this prompt, where its process times prompts",
+    )
     cancelled: bool = False
     error: str | None = None
 

@@ -13,7 +13,7 @@ from flashnext import paths
 from flashnext.artefacts import Artefact
 from flashnext.errors import ScenarioInvalidError
 
-Kind = Literal["speed", "logits", "quality", "soak"]
+Kind = Literal["speed", "logits", "quality", "soak", "times"]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 # What a request asks of the sampler. `production` is what people serve this model with.
@@ -38,6 +38,7 @@ class Settings(Artefact):
     warm_up: int = Field(1, ge=0, description="requests per process that are sent and not recorded")
     cells: tuple[Cell, ...] = ()
     duration_s: float = Field(0, ge=0, description="soak only")
+    in_all: bool = Field(True, description="part of `bench all`; otherwise it runs by its own verb alone")
 
     @model_validator(mode="after")
     def _even(self) -> Settings:

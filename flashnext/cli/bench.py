@@ -31,6 +31,7 @@ SCENARIOS = {
     "transition": "The fixed cost of one transition.",
     "logits": "Log probabilities of the first token.",
     "quality": "Questions over long documents, graded exactly.",
+    "times": "Where the time of a prompt goes, by kind of work.",
     "soak": "Mixed prompts and clients that leave, for a long time.",
     "all": "Every scenario in one run.",
 }

@@ -12,6 +12,7 @@ min_tokens                prompts of so many new tokens print begin and end mark
 lose_end                  true: the end marker is never printed
 line                      a log line printed with the first completion
 die_at                    the process ends at this completion, counted over its own life
+no_times                  true: FN_PREFILL_TIMES means nothing to it
 acceptance                share of 100 drafted tokens that it says were accepted
 """
 
@@ -104,6 +105,7 @@ class Handler(BaseHTTPRequestHandler):
     def complete(self, body: dict[str, Any]) -> None:
         count = len(body["prompt"])
         transition(count)
+        tell_times(count)
         text = f"text {zlib.crc32(json.dumps(body['prompt']).encode())}"
         event: dict[str, Any] = {"content": text, "tokens": [1]}
         if body.get("n_probs"):
@@ -155,6 +157,13 @@ def transition(count: int) -> None:
         say('fn:phase:begin {"release_ms": 12.5, "reserve_ms": 7.5}')
         if not CONFIG.get("lose_end"):
             say('fn:phase:end {"ms": 10.0, "restore_ms": 6.0}')
+
+
+def tell_times(count: int) -> None:
+    if os.environ.get("FN_PREFILL_TIMES") == "1" and not CONFIG.get("no_times"):
+        us = timings(count, 1)["prompt_ms"] * 1000
+        kinds = {"experts": int(0.6 * us), "attention": int(0.3 * us), "upload": 0}
+        say(f"fn:prefill:times {json.dumps({'tokens': count, 'micro_batches': 2, 'kinds_us': kinds})}")
 
 
 def say(text: str) -> None:

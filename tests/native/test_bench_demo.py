@@ -38,12 +38,15 @@ def test_every_scenario_in_under_ten_minutes(tmp_path: Path, native_build: Any) 
         "logits": "passed",
     }
     samples = files.read(files.file_in(out))
-    assert len(samples.processes) == 5  # two arms, twice, and the soak
+    assert len(samples.processes) == 9  # two arms, twice, the soak, and two arms, twice, with times
     assert {r.scenario for r in samples.requests} == {
-        "prefill", "decode", "transition", "logits", "quality", "soak",
+        "prefill", "decode", "transition", "logits", "quality", "soak", "times",
     }  # fmt: skip
     depths = {(r.depth, r.timings["prompt_n"]) for r in samples.requests if r.scenario == "prefill"}
     assert depths == {(512, 512), (2560, 2560)}
+    for request in (r for r in samples.requests if r.scenario == "times"):
+        assert request.prefill_times is not None and request.prefill_times["tokens"] > 2500
+    assert [t["arm"] for t in result["prefill_times"]] == ["control", "candidate"]
     watched = [r for r in samples.requests if r.memory]
     assert watched and all(len(used) == 2 and min(used) > 0 for r in watched for _, used in r.memory)
     html = (out / "report.html").read_text()

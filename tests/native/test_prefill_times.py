@@ -147,7 +147,7 @@ def test_without_any_device(server: Start) -> None:
 
 
 def test_two_prompts_without_a_token_between(server: Start) -> None:
-    """One token is sampled from the prompt itself: the second prompt ends the first, the server's end both."""
+    """One token is sampled from the prompt itself: the second prompt ends the first."""
     on = server("--ctx-checkpoints", "0", switches=ON)
     for _ in range(2):
         ask(on, PROMPT[:700], 1)

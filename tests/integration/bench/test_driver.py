@@ -357,3 +357,28 @@ def test_a_server_that_is_not_ours_is_one_process_however_often_it_is_asked(benc
         child.wait()
     row = next(r for r in result.compute(bench.samples()).ratios if r.metric == "decode_tps")
     assert (row.n, row.verdict) == (1, Verdict.INCONCLUSIVE)
+
+
+def test_the_times_of_a_prompt_come_from_processes_of_their_own(bench: Bench) -> None:
+    """A build that cannot tell them leaves none; its other numbers, and the gates, are as ever."""
+    bench.config["vanilla"] = {"no_times": True}
+    times = scenario("times", "times", [{"depth": 200}], own_process=True)
+    assert bench.run(DECODE, times, processes=2)
+    found = report.write(bench.out)
+    assert [g.outcome for g in found.gates] == [Outcome.PASSED]
+    samples = bench.samples()
+    switched = {p.process for p in samples.processes if p.environment.get("FN_PREFILL_TIMES") == "1"}
+    assert switched == {r.process for r in samples.requests if r.scenario == "times"}
+    assert {r.process for r in samples.requests if r.prefill_times} < switched
+    assert {c.scenario for c in found.result.cells} == {"decode"}, "slowed down by the switch: no speed of it"
+
+    rows = found.result.prefill_times
+    assert [(r.arm, r.depth, r.prompts) for r in rows] == [("control", 200, 2), ("candidate", 200, 2)]
+    for row in rows:
+        assert row.kinds_ms["experts"] == pytest.approx(0.6 * row.prompt_ms, rel=0.01)
+        assert row.kinds_ms["rest"] == pytest.approx(0.1 * row.prompt_ms, rel=0.05)
+        assert sum(row.kinds_ms.values()) == pytest.approx(row.prompt_ms)
+    text = (bench.out / "report.md").read_text()
+    assert "| control, 200 tokens: ms |" in text and "vanilla, 200 tokens" not in text
+    assert "(60%)" in text and "plots/time-of-a-prompt-by-kind-of-work.svg" in text
+    assert "Where a prompt's time goes" in (bench.out / "report.html").read_text()

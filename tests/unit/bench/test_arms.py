@@ -7,7 +7,7 @@ import yaml
 
 from flashnext import builds
 from flashnext.bench import checks
-from flashnext.bench.arms import Arm, from_commands, from_profile, kill_switches
+from flashnext.bench.arms import Arm, from_commands, from_profile, kill_switches, timed
 from flashnext.errors import ArmUnknownError
 from flashnext.profile.load import load
 
@@ -106,6 +106,19 @@ def test_features_that_no_profile_turns_off_are_turned_off_by_their_switch(tmp_p
     )
     assert [dict(a.switches) for a in named.arms] == [{}, {}]
     assert not from_profile("demo", ["control", "candidate"], tmp_path).arms[0].direct
+
+
+def test_an_arm_whose_prompts_are_timed(tmp_path: Path) -> None:
+    """Without the supervisor, which would take the rehearsal and passes no switch on."""
+    arm = timed(from_profile("2x3090", ["candidate"], tmp_path).arms[0])
+    assert arm.direct and arm.switches == {"FN_PREFILL_TIMES": "1"}
+    assert arm.environment["FN_PREFILL_TIMES"] == "1"
+    assert "LLAMA_PHASE_PREFILL_UBATCH" in arm.environment
+    assert "LLAMA_PHASE_PREFILL_REHEARSE" not in arm.environment
+    command = timed(from_commands(["a=FN_TOPK=0 server {port}"]).arms[0])
+    assert not command.direct and command.environment == {"FN_TOPK": "0", "FN_PREFILL_TIMES": "1"}
+    url = from_commands(["a=http://127.0.0.1:1"]).arms[0]
+    assert timed(url) == url
 
 
 def test_a_profile_with_lean_prefill_uploads_once_per_chunk(tmp_path: Path) -> None:

@@ -88,7 +88,13 @@ def test_the_soak_runs_in_one_process_of_its_own() -> None:
 
 
 def test_the_shipped_scenarios_cover_every_verb() -> None:
-    assert list(load_scenarios()) == ["decode", "logits", "prefill", "quality", "soak", "transition"]
+    assert list(load_scenarios()) == ["decode", "logits", "prefill", "quality", "soak", "times", "transition"]
+
+
+def test_times_are_taken_in_processes_of_their_own_and_in_all_only_where_that_is_cheap() -> None:
+    times = load_scenarios()["times"]
+    assert times.own_process and not times.settings["default"].in_all
+    assert times.settings["demo"].in_all
 
 
 def test_a_scenario_with_a_wrong_key_says_which(tmp_path) -> None:  # type: ignore[no-untyped-def]
