@@ -4,6 +4,7 @@
     python tests/gpu/lean_bench.py --bin BIN --model bench.gguf --out lean.jsonl --part exact
     python tests/gpu/lean_bench.py --bin BIN --model bench.gguf --out lean.jsonl --part decode
     python tests/gpu/lean_bench.py --bin BIN --model bench.gguf --out lean.jsonl --part timeline
+    python tests/gpu/lean_bench.py --bin BIN --model bench.gguf --out lean.jsonl --part times
 
 speed    prompts from an empty context and at depth, short follow-ups and decode: the stock graph at 512 and
          8192, tiled alone, tiled with lean prefill, and all experts in device memory (what the kernels alone
@@ -13,6 +14,8 @@ exact    logits of stock and lean at the same micro-batch, also with late upload
 decode   512 tokens, one at a time, behind a prompt of 8,192: tiled alone, lean prefill, and with lent slots
 timeline one warm chunk, as JSON lines beside the output file (.timeline.jsonl); plot it with
          `flashnext bench timeline`
+times    where a prompt of 8,192 tokens goes by kind of work (FN_PREFILL_TIMES=1), each arm with and without
+         the switch, in one process; then logits with and without it
 
 Needs nothing but the standard library. `--leave-gib N` holds the rest of the card's memory meanwhile.
 """
@@ -32,6 +35,8 @@ from typing import Any
 
 GIB = 1 << 30
 CHUNK = 8192
+ON = ",FN_PREFILL_TIMES=1"
+TIMED = ["stock-512", "tiled-8192", "lean-8192", "resident-8192"]
 
 # name -> (where the experts are, the driver's arm)
 ARMS = {
@@ -136,6 +141,7 @@ class Bench:
             return []
         self.took[name] = time.monotonic() - began
         lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        give_times(lines, done.stderr)
         markers = [line for line in done.stderr.splitlines() if line.startswith("fn:lean:")]
         for line in lines:
             for step in line.get("steps", []):
@@ -190,6 +196,33 @@ class Bench:
         arm = f"lean=8192,FN_LEAN_REPORT=1,slots={self.args.slots},FN_LEAN_TIMELINE={path}"
         self.drive("timeline", "host", [arm], "1x96;8192;clear;8192;1x4")
 
+    def times(self) -> None:
+        """Every arm twice, without and with the switch: the second of two prompts of each counts."""
+        names = self.args.arms.split(",") if self.args.arms else TIMED
+        for place in ("host", "device"):
+            slots = f",slots={self.args.slots}" if place == "host" else ""
+            arms = [ARMS[n][1] + slots for n in names if ARMS[n][0] == place]
+            if arms:
+                both = [arm + switch for arm in arms for switch in ("", ON)]
+                self.drive(f"times-{place}", place, both, "1x96;8192;1x4;clear;8192;1x4")
+        with tempfile.TemporaryDirectory(prefix="fn-times-") as folder:
+            for arm in ("ub=512,slots=48", "lean=512,slots=48"):
+                off, on = Path(folder) / "off.bin", Path(folder) / "on.bin"
+                arms = [f"{arm},logits={off}", f"{arm}{ON},logits={on}"]
+                self.drive("times-exact", "host", arms, "1024;1x4;300", "--all-logits")
+                found = [f.read_bytes() if f.exists() else b"" for f in (off, on)]
+                self.record("exact", {"arm": arm + ON, "bytes": len(found[0]), **compare(*found)})
+
+
+def give_times(lines: list[dict[str, Any]], text: str) -> None:
+    """To each arm with the switch the marker of its last prompt: every such arm tells as many."""
+    timed = [line for line in lines if ON in line.get("arm", "")]
+    told = [json.loads(m.split(" ", 1)[1]) for m in text.splitlines() if m.startswith("fn:prefill:times ")]
+    if timed and len(told) % len(timed) == 0 and told:
+        each = len(told) // len(timed)
+        for number, line in enumerate(timed):
+            line["times"] = told[each * (number + 1) - 1]
+
 
 def compare(a: bytes, b: bytes) -> dict[str, Any]:
     """Equal to the byte, or how far apart as float32; in plain Python, so only the first differing rows."""
@@ -208,7 +241,7 @@ def main() -> None:
     parser.add_argument("--bin", type=Path, required=True, help="folder with fn-lean-run and its libraries")
     parser.add_argument("--model", type=Path, required=True, help="the bench model, one file")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended")
-    parser.add_argument("--part", choices=["speed", "exact", "decode", "timeline"], default="speed")
+    parser.add_argument("--part", choices=["speed", "exact", "decode", "timeline", "times"], default="speed")
     parser.add_argument("--arms", help=f"comma separated: {','.join(ARMS)}; exact: {','.join(EXACT)}")
     parser.add_argument("--once", default="", help="of these, the arms that do not run a second time")
     parser.add_argument("--budget-s", type=float, default=500)
