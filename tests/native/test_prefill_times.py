@@ -159,26 +159,21 @@ def test_a_slow_device_and_a_slow_link_are_told_apart(
     native_build: Any, files: tuple[Path, Path], vgpu: Callable[..., VirtualGpu], tmp_path: Path
 ) -> None:
     """A virtual GPU does not answer when it gets a graph, so its time could land on whatever comes next."""
-    found = []
+    found, stock = [], {**ON, "FN_TILED_QSA": "0"}
     for options in ((), ("--compute-delay-us", "10000"), ("--upload-delay-us", "3000")):
         gpu = vgpu("--memory", "2GiB", *options)
-        with PhaseServer(native_build.bin, files, tmp_path, (gpu,), switches=ON) as server:
+        with PhaseServer(native_build.bin, files, tmp_path, (gpu,), switches=stock) as server:
             ask(server, PROMPT[:600], 2)
             found.append(times_of(server)[0])
         gpu.stop()
     n = found[0]["micro_batches"]
     plain, computing, copying = (marker["kinds_us"] for marker in found)
-    # one of six layers has full attention; router and shared expert are computed on the device, too
-    least = {
-        "linear_attention": 5 * n,
-        "attention": n,
-        "indexer": n,
-        "top_k": n,
-        "residual": 6 * n,
-        "experts": 6 * n,
-    }
-    for kind, pieces in least.items():
-        assert computing[kind] - plain[kind] > 0.7 * 10_000 * pieces, (kind, plain, computing)
+    # One of six layers has full attention; router and shared expert are computed on the device, too.
+    # The state of linear attention may begin with views of nothing, which no device can be asked for.
+    pieces = {"linear_attention": 5, "attention": 2, "indexer": 2, "top_k": 1, "residual": 13, "experts": 13}
+    for kind, number in pieces.items():
+        found_pieces = (computing[kind] - plain[kind]) / (10_000 * n)
+        assert found_pieces == pytest.approx(number, rel=0.25), kind
     assert computing["transfer"] < plain["transfer"] + 10_000 * n, "a graph that was not waited for"
     assert copying["transfer"] - plain["transfer"] > 3_000 * 6 * n
     assert copying["residual"] < plain["residual"] + 3_000 * 6 * n, (plain, copying)

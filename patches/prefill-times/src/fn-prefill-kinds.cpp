@@ -19,7 +19,7 @@ static bool starts(const char * name, const char * prefix) {
     return strncmp(name, prefix, strlen(prefix)) == 0;
 }
 
-static bool computes_nothing(const ggml_tensor * t) {
+bool fn_prefill_computes_nothing(const ggml_tensor * t) {
     return t->op == GGML_OP_NONE || t->op == GGML_OP_RESHAPE || t->op == GGML_OP_VIEW || t->op == GGML_OP_PERMUTE || t->op == GGML_OP_TRANSPOSE;
 }
 
@@ -157,8 +157,8 @@ std::vector<fn_prefill_piece> fn_prefill_pieces(
     bool first = true;
     for (int i = 0; i < (int) kinds.size(); ++i) {
         ggml_tensor * node = ggml_graph_node(graph, i);
-        if (computes_nothing(node)) {
-            continue; // never the first of a split
+        if (fn_prefill_computes_nothing(node)) {
+            continue;
         }
         const fn_prefill_copies copies = new_copies(node, seen);
         const void * at = backend_of(node);

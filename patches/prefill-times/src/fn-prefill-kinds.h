@@ -24,6 +24,9 @@ enum fn_prefill_kind : uint8_t {
 
 const char * fn_prefill_kind_name(fn_prefill_kind kind);
 
+// views and the like: never the first node of a split
+bool fn_prefill_computes_nothing(const ggml_tensor * t);
+
 // what has to be copied before a node can run
 enum fn_prefill_copies : uint8_t { FN_PREFILL_NO_COPY, FN_PREFILL_COPY, FN_PREFILL_COPY_WEIGHTS };
 

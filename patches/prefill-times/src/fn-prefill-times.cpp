@@ -39,7 +39,7 @@ struct fn_prefill_times {
     void end_prompt();
 
     bool ask (ggml_tensor * node);
-    void done(ggml_tensor * node);
+    void done();
 
     bool active = false; // within a micro-batch that is timed
 
@@ -54,6 +54,7 @@ private:
     std::vector<fn_prefill_piece> pieces;
     size_t                        piece = 0;
     int                           node_at = 0;
+    const ggml_tensor *           computed = nullptr; // last node of the piece that is more than a view
     int64_t                       t_last  = 0; // up to here everything is accounted for
     uint32_t                      n_now   = 0;
 
@@ -101,6 +102,7 @@ void fn_prefill_times::watch(ggml_backend_sched_t s, ggml_cgraph * g) {
     graph   = g;
     piece   = 0;
     node_at = 0;
+    computed = nullptr;
     const llama_hparams & hparams = model.hparams;
     pieces = fn_prefill_pieces(
             g,
@@ -112,7 +114,7 @@ void fn_prefill_times::watch(ggml_backend_sched_t s, ggml_cgraph * g) {
         if (ask) {
             return times.ask(t);
         }
-        times.done(t);
+        times.done();
         return true;
     }, this);
     // what was queued before the graph is not its own
@@ -122,7 +124,8 @@ void fn_prefill_times::watch(ggml_backend_sched_t s, ggml_cgraph * g) {
 
 // A virtual GPU is asked for a graph and does not answer: what it computes is done once it has answered a later question.
 static bool fn_prefill_wait_for(const ggml_tensor * t) {
-    ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
+    t = t->view_src ? t->view_src : t; // a view may be of nothing: the state of a sequence that is new
+    ggml_backend_buffer_t buffer = t->buffer;
     if (!buffer || ggml_backend_buffer_is_host(buffer) || ggml_nbytes(t) < sizeof(int32_t)) {
         return false;
     }
@@ -155,12 +158,17 @@ bool fn_prefill_times::ask(ggml_tensor * node) {
         }
         piece++;
     }
+    if (!fn_prefill_computes_nothing(node)) {
+        computed = node;
+    }
     const int next = piece < pieces.size() ? pieces[piece].begin : ggml_graph_n_nodes(graph);
     return at + 1 == next;
 }
 
-void fn_prefill_times::done(ggml_tensor * node) {
-    fn_prefill_wait_for(node);
+void fn_prefill_times::done() {
+    if (computed) {
+        fn_prefill_wait_for(computed);
+    }
     add(piece > 0 ? pieces[piece - 1].kind : FN_PREFILL_OTHER);
 }
 
