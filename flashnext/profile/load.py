@@ -156,7 +156,9 @@ def _translated(error: ValidationError, key: str, doc: Document) -> Iterator[Pro
             found = "" if isinstance(item["input"], dict | tuple) else f", found {_short(item['input'])}"
             message = item["msg"].replace("Input should be", "should be").replace("dictionary", "mapping")
             also = "" if item["type"] == "literal_error" else words.get(path, "")
-            text = f"{message[:1].lower()}{message[1:]}{also}{found}".replace("an instance of", "a mapping like")
+            text = f"{message[:1].lower()}{message[1:]}{also}{found}".replace(
+                "an instance of", "a mapping like"
+            )
         yield Problem(doc.line(path), dotted(path), text)
 
 
