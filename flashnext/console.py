@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from flashnext.errors import FlashnextError
 
@@ -36,6 +37,17 @@ def say(text: str) -> None:
     """One plain line for people, on stderr."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
+
+
+def tell(stream: TextIO, text: str) -> None:
+    """One line on stdout or stderr. Once its reader has left (a pipe, a terminal), nobody is told."""
+    try:
+        stream.write(text + "\n")
+        stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())  # what is buffered must not fail again when the process ends
+        os.close(nowhere)
 
 
 def show_error(error: FlashnextError, *, as_json: bool = False) -> None:

@@ -19,6 +19,7 @@ from flashnext.bench.plots import COLOURS, draw
 from flashnext.errors import SamplesUnreadableError, UsageError
 
 Lane = Literal["upload", "compute", "wait"]
+_HINT = "lean-prefill writes such a file where FN_LEAN_TIMELINE names one"
 _COLOUR = {"upload": COLOURS[0], "compute": COLOURS[2], "wait": COLOURS[1]}
 
 
@@ -85,9 +86,11 @@ def read(path: Path) -> list[Pass]:
         passes = list(_passes(stops, uploads))
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise SamplesUnreadableError(f"{path} is no timeline of lean-prefill", context=[reason]) from None
+        raise SamplesUnreadableError(
+            f"{path} is no timeline of lean-prefill", context=[reason], hint=_HINT
+        ) from None
     if not passes:
-        raise SamplesUnreadableError(f"{path} holds no pass", context=["no line says `stop`"])
+        raise SamplesUnreadableError(f"{path} holds no pass", context=["no line says `stop`"], hint=_HINT)
     return passes
 
 

@@ -95,6 +95,9 @@ def main() -> None:
     except typer.Abort:
         say("Aborted!")
         raise SystemExit(1) from None
+    except SystemExit as end:
+        # the parser makes a closed pipe an exit of its own, with the number of a bug
+        raise SystemExit(141 if isinstance(end.__context__, BrokenPipeError) else end.code) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except Exception as error:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flashnext.console import people, print_data, print_json, progress, say
+from flashnext.console import print_data, print_json, progress, say, tell
 
 if TYPE_CHECKING:
     from flashnext.profile.load import Loaded
@@ -114,32 +115,31 @@ _LEVELS = {"fatal": 2, "degraded": 4, "backoff": 4}
 
 
 class Narrator:
-    """Tells people what happens, on stderr; the URL goes to stdout, once."""
+    """Tells people what happens, on stderr; the URL goes to stdout, once. It serves on when they leave."""
 
     def __init__(self, plan: Plan, *, verbose: bool, quiet: bool) -> None:
         self._plan = plan
         self._verbose, self._quiet = verbose, quiet
         self._ready = self._said = False
         self._journal = "JOURNAL_STREAM" in os.environ
-        self._console = people()
 
     def changed(self, state: State, reason: str) -> None:
         self._ready = state == "ready"
         # journald reads a level in front of a line; a terminal does not want one
         level = f"<{_LEVELS.get(state.value, 6)}>" if self._journal else ""
-        self._console.print(f"{level}{state}: {reason}", markup=False)
+        tell(sys.stderr, f"{level}{state}: {reason}")
         if self._ready and not self._said:
             self._said = True
-            print_data(f"{self._plan.url}/v1")
+            tell(sys.stdout, f"{self._plan.url}/v1")
 
     def line(self, child: Child, line: str) -> None:
         """Called from reader threads: with --verbose every line, else the two of a request's speed."""
         if self._verbose:
-            say(f"{child.name}| {line}")
+            tell(sys.stderr, f"{child.name}| {line}")
         elif self._ready and not self._quiet and child.name == "server" and " print_timing: " in line:
             text = " ".join(line.rpartition("|")[2].split())
             if text.startswith(("prompt eval time", "eval time")):
-                say(f"  {text}")
+                tell(sys.stderr, f"  {text}")
 
 
 def show_command(plan: Plan, *, as_json: bool) -> None:

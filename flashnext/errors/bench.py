@@ -29,7 +29,10 @@ class SamplesMismatchError(UsageError):
 
 class ArmUnknownError(UsageError):
     id = "arm-unknown"
-    hint = "arms are control, candidate, vanilla, without:<feature>, or a name given with --server-command"
+    hint = (
+        "arms are candidate, control, bypass, vanilla, resident, ubatch:TOKENS, without:FEATURE, "
+        "or a name given with --server-command"
+    )
 
 
 class ArmServerFailedError(ServerError):

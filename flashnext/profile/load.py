@@ -132,7 +132,14 @@ def _sections(doc: Document, problems: list[Problem]) -> dict[str, Any]:
 def _translated(error: ValidationError, key: str, doc: Document) -> Iterator[Problem]:
     """Pydantic's findings in our words; values that YAML already refused are not reported twice."""
     seen: set[strict_yaml.Path] = set()
-    for item in error.errors(include_url=False):
+    items = error.errors(include_url=False)
+    # `4096 or auto` is found wrong twice: the words that would do belong to the first finding
+    words = {
+        _real_path((key, *i["loc"]), doc): f" or {i['ctx']['expected']}"
+        for i in items
+        if i["type"] == "literal_error"
+    }
+    for item in items:
         if isinstance(item["input"], Refused):
             continue
         path = _real_path((key, *item["loc"]), doc)
@@ -143,10 +150,15 @@ def _translated(error: ValidationError, key: str, doc: Document) -> Iterator[Pro
             text = _unknown(str(path[-1]), _model_at(path[:-1]))
         elif item["type"] == "missing":
             text = "missing"
+        elif item["type"] == "model_type":
+            text = f"should be a mapping, found {_short(item['input'])}"
         else:
             found = "" if isinstance(item["input"], dict | tuple) else f", found {_short(item['input'])}"
             message = item["msg"].replace("Input should be", "should be").replace("dictionary", "mapping")
-            text = f"{message[:1].lower()}{message[1:]}{found}".replace("an instance of", "a mapping like")
+            also = "" if item["type"] == "literal_error" else words.get(path, "")
+            text = f"{message[:1].lower()}{message[1:]}{also}{found}".replace(
+                "an instance of", "a mapping like"
+            )
         yield Problem(doc.line(path), dotted(path), text)
 
 

@@ -66,6 +66,25 @@ def test_stopped_at_any_moment_leaves_nothing(home: FakeHome, moment: str, numbe
     home.nothing_left()
 
 
+@pytest.mark.parametrize("moment", ["starting", "ready"])
+def test_a_reader_that_leaves_does_not_end_the_service(home: FakeHome, moment: str) -> None:
+    """`flashnext serve ... 2>&1 | head`, a closed terminal: it serves, restarts and stops."""
+    home.behave({"load_s": 2})
+    running = home.serve("--verbose")
+    running.until_state(moment)
+    for stream in (running.process.stdout, running.process.stderr):
+        assert stream is not None
+        stream.close()
+    children = running.until_state("ready")["children"]
+    os.kill(next(c["pid"] for c in children if c["name"] == "server"), signal.SIGKILL)
+    until(lambda: running.state()["restarts"] == 1, "a restart")
+    running.until_state("ready")
+    running.signal(signal.SIGTERM)
+    assert running.process.wait(timeout=20) == 143
+    assert running.state()["state"] == "stopped"
+    home.nothing_left()
+
+
 @pytest.mark.parametrize("moment", ["starting", "warming"])
 def test_ctrl_c_before_ready_is_quick_even_with_a_stubborn_server(home: FakeHome, moment: str) -> None:
     wait = {"load_s": 60} if moment == "starting" else {"at_request": 1, "hang": True}

@@ -70,6 +70,9 @@ def test_shipped_profiles_are_sound(name: str) -> None:
         ("  alias: flashnext-demo", "  alias: x\n  host: 0.0.0.0", "0.0.0.0", "api_key_file is required"),
         ("  alias: flashnext-demo", "  alias: x\n  host: box.lan", "box.lan", "no IP address"),
         ("kind: demo", "kind: Demo", "Demo", "'demo', 'qualified' or 'experimental'"),
+        ("kind: demo", "kind: demo\nlean_prefill: 5", "prefill: 5", "should be a mapping, found 5"),
+        ("kind: demo", "kind: demo\nlean_prefill: {chunk: Auto}", "chunk", "integer or 'auto', found 'Auto'"),
+        ("kind: demo", "kind: demo\nlean_prefill: {chunk: 8}", "chunk", "or equal to 32 or 'auto', found 8"),
     ],
 )
 def test_refused_with_line_and_reason(old: str, new: str, marker: str, words: str, tmp_path: Path) -> None:

@@ -81,8 +81,11 @@ def test_a_profile_without_the_transaction_is_called_a_comparison_with_itself(tm
 
 @pytest.mark.parametrize("arm", ["fastest", "ubatch:9000", "ubatch:x", "without:fn-vgpu", "without:nothing"])
 def test_unknown_arms_are_refused(tmp_path: Path, arm: str) -> None:
-    with pytest.raises(ArmUnknownError, match=arm.partition(":")[2] or arm):
+    with pytest.raises(ArmUnknownError, match=arm.partition(":")[2] or arm) as caught:
         from_profile("demo", [arm], tmp_path)
+    if arm == "fastest":
+        for known in ("candidate", "control", "bypass", "vanilla", "resident", "ubatch:", "without:"):
+            assert known in caught.value.advice
 
 
 def test_a_build_for_no_arm_is_refused(tmp_path: Path) -> None:

@@ -80,7 +80,8 @@ def test_two_devices_have_lanes_of_their_own(tmp_path: Path) -> None:
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(text)
-    with pytest.raises(SamplesUnreadableError):
+    with pytest.raises(SamplesUnreadableError) as caught:
         timeline.read(path)
+    assert "FN_LEAN_TIMELINE" in caught.value.advice, "samples.jsonl is not what it draws"
     with pytest.raises(SamplesUnreadableError):
         timeline.read(tmp_path / "absent")
