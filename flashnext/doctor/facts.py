@@ -20,7 +20,11 @@ from flashnext.profile.load import Loaded
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of one moment. ``fit`` is the plan's verdict, or the reason why there is none."""
+    """Facts of one moment. ``fit`` is the plan's verdict, or the reason why there is none.
+
+    ``service_memlock``: limit in bytes of each running flashnext service, by port (None: no limit);
+    ``own``: pids of their children.
+    """
 
     loaded: Loaded
     model: Path | None
@@ -32,6 +36,7 @@ class Facts:
     holders: tuple[gpu_use.Holder, ...]
     limits: Limits
     service_memlock: dict[int, int | None]
+    own: frozenset[int]
     huge_pages: str | None
     modules: machine.MemoryModules | None
     memory_errors: tuple[int, int] | None
@@ -61,6 +66,7 @@ def gather(loaded: Loaded, model: Path | None, head: Path | None) -> Facts:
         holders=tuple(gpu_use.holders()),
         limits=probe_limits(),
         service_memlock=_service_limits(),
+        own=frozenset(p.pid for s in services.every() if s.supervisor.alive for p in s.children),
         huge_pages=machine.huge_pages(),
         modules=machine.memory_modules(),
         memory_errors=machine.memory_errors(),

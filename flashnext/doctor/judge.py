@@ -144,10 +144,13 @@ def _cards(facts: Facts) -> Iterator[Finding]:
             text = f"{name}: power limit {limit:.0f} W of {default:.0f} W"
             yield _warn("power", text, f"`nvidia-smi -i {link.index} -pl {default:.0f}` if speed matters")
     for device in facts.gpus.devices:
-        held = facts.used.get(device.index, 0) >> 20
+        holders = [h for h in facts.holders if h.uuid == device.uuid]
+        ours = sum(h.used_bytes for h in holders if h.pid in facts.own)
+        held = max(facts.used.get(device.index, 0) - ours, 0) >> 20
         most = facts.loaded.profile.devices.used_mib_max
-        who = ", ".join(f"pid {h.pid} {h.name}" for h in facts.holders if h.uuid == device.uuid)
+        who = ", ".join(f"pid {h.pid} {h.name}" for h in holders if h.pid not in facts.own)
         text = f"device {device.index}: {held} MiB in use{f' by {who}' if who else ''}"
+        text += f", {ours >> 20} MiB by a flashnext service" if ours else ""
         if _cuda(facts) and most is not None and held > most:
             yield _fail("vram", f"{text}, {most} allowed", "end those processes, or move the desktop away")
         elif _cuda(facts):
@@ -272,6 +275,8 @@ def _port(facts: Facts) -> Iterator[Finding]:
     server = facts.loaded.profile.server
     if facts.port is None:
         yield _ok("port", f"{server.host}:{server.port} is free")
+    elif server.port in facts.service_memlock:
+        yield _ok("port", f"{server.host}:{server.port}: a flashnext service has it (`flashnext status`)")
     else:
         fix = "stop that process, or serve with `--port N` (0 finds a free one)"
         yield _warn("port", f"{server.host}:{server.port}: {facts.port}", fix)
