@@ -103,7 +103,8 @@ def from_profile(
     - ``control``: the same build without the transaction;
     - ``vanilla``: no feature of ours (kill switches off, or a vanilla build where ``named`` has one);
     - ``without:<feature>``: one feature off (its switch, or a build without it);
-    - ``bypass``: the transaction's own control mode;
+    - ``transaction``, ``bypass``: prompts by the transaction, or by its own control mode, also where the
+      profile has lean prefill: beside ``candidate`` one run measures both;
     - ``ubatch:<tokens>``: the control with that micro-batch all the time: what the micro-batch alone changes;
     - ``resident``: every expert on the devices, no cache and no head: the kernels' own time. No memory limit.
     """
@@ -194,9 +195,9 @@ def _derived(base: Profile, arm: str) -> Profile:
         changes = {SECTION_OF[feature]: None} if feature in SECTION_OF else {}
         if feature in ("expert-cache", "mtp-qwen4exp"):
             changes["phase_prefill"] = None  # it needs both
-    elif arm == "bypass":
+    elif arm in ("transaction", "bypass"):
         section = base.phase_prefill or PhasePrefillSection()
-        changes = {"lean_prefill": None, "phase_prefill": section.model_copy(update={"mode": "bypass"})}
+        changes = {"lean_prefill": None, "phase_prefill": section.model_copy(update={"mode": arm})}
     elif arm != "control":
         raise ArmUnknownError(f"no arm is called {arm!r}")
     kind = "experimental" if base.kind == "qualified" else base.kind

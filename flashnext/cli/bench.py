@@ -39,7 +39,9 @@ SCENARIOS = {
 Profile = Annotated[str, typer.Option(metavar="NAME", help="Name of a shipped profile, or a .yaml file.")]
 Arms = Annotated[
     list[str] | None,
-    typer.Option("--arm", help="control, candidate, bypass, vanilla, resident, without:FEATURE; repeat."),
+    typer.Option(
+        "--arm", help="control, candidate, transaction, bypass, vanilla, resident, without:FEATURE; repeat."
+    ),
 ]
 Commands = Annotated[
     list[str] | None,

@@ -30,8 +30,8 @@ class SamplesMismatchError(UsageError):
 class ArmUnknownError(UsageError):
     id = "arm-unknown"
     hint = (
-        "arms are candidate, control, bypass, vanilla, resident, ubatch:TOKENS, without:FEATURE, "
-        "or a name given with --server-command"
+        "arms are candidate, control, transaction, bypass, vanilla, resident, ubatch:TOKENS, "
+        "without:FEATURE, or a name given with --server-command"
     )
 
 

@@ -47,6 +47,17 @@ def test_the_qualified_profile_gives_arms_that_load_again(tmp_path: Path) -> Non
     assert all(p.kind == "experimental" for n, p in profiles.items() if n != "candidate")
 
 
+def test_lean_prefill_and_the_transaction_are_arms_of_one_run(tmp_path: Path) -> None:
+    made = from_profile("bench-1gpu-lean", ["control", "candidate", "transaction"], tmp_path)
+    made.write()
+    control, candidate, transaction = (load(str(a.profile)).profile for a in made.arms)
+    assert (control.lean_prefill, control.phase_prefill) == (None, None)
+    assert candidate.lean_prefill is not None and candidate.phase_prefill is None
+    assert transaction.lean_prefill is None
+    assert transaction.phase_prefill is not None and transaction.phase_prefill.mode == "transaction"
+    assert [a.min_tokens for a in made.arms] == [None, None, 2048]
+
+
 def test_what_an_arm_must_look_like_from_outside(tmp_path: Path) -> None:
     made = from_profile("2x3090", ["control", "candidate"], tmp_path)
     control, candidate = made.arms
@@ -84,7 +95,16 @@ def test_unknown_arms_are_refused(tmp_path: Path, arm: str) -> None:
     with pytest.raises(ArmUnknownError, match=arm.partition(":")[2] or arm) as caught:
         from_profile("demo", [arm], tmp_path)
     if arm == "fastest":
-        for known in ("candidate", "control", "bypass", "vanilla", "resident", "ubatch:", "without:"):
+        for known in (
+            "candidate",
+            "control",
+            "transaction",
+            "bypass",
+            "vanilla",
+            "resident",
+            "ubatch:",
+            "without:",
+        ):
             assert known in caught.value.advice
 
 
