@@ -165,8 +165,7 @@ def test_ctrl_c_ends_the_compilers_and_the_build_resumes(built: Build, native_bu
     os.killpg(child.pid, signal.SIGINT)
     _, err = child.communicate(timeout=60)
     assert child.returncode == 130, err.decode()
-    # ninja waits for its compilers; what they started may need a moment more on a busy machine
-    assert proc.wait_until(lambda: not processes_of(root), timeout_s=5), processes_of(root)
+    assert not processes_of(root)
     assert builds.list_builds() == []
     resumed = pipeline.build(REQUEST)
     assert resumed.build.binaries == built.binaries
