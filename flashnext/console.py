@@ -40,7 +40,7 @@ def say(text: str) -> None:
 
 
 def tell(stream: TextIO, text: str) -> None:
-    """One line on stdout or stderr. Once its reader has left (a pipe, a terminal), nobody is told."""
+    """One line on stdout or stderr. Once its reader has left (`| head`), nobody is told."""
     try:
         stream.write(text + "\n")
         stream.flush()

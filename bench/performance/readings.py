@@ -247,7 +247,7 @@ def lean(lines: Lines) -> Iterator[Figure]:
     What comes behind a line ``held`` ran in the memory that was left free then.
     """
     by_arm: dict[str, dict[int, list[float]]] = {}
-    runs = dict(_lean_runs(lines))
+    runs = _lean_runs(lines)
     for name, processes in runs.items():
         for steps in processes:
             for depth, seconds in _chunks(steps):
@@ -275,15 +275,15 @@ def lean(lines: Lines) -> Iterator[Figure]:
     yield from _lean_decode(lines)
 
 
-def _lean_runs(lines: Lines) -> Iterator[tuple[str, list[Lines]]]:
-    """(arm, steps of each of its processes); an arm in held memory is called <arm>-held."""
+def _lean_runs(lines: Lines) -> dict[str, list[Lines]]:
+    """Arm -> the steps of each of its processes; an arm in held memory is called <arm>-held."""
     found: dict[str, list[Lines]] = {}
     held = False
     for line in lines:
         held = held or line.get("what") == "held"
         if line.get("what") == "arm" and line.get("part") == "speed":
             found.setdefault(line["name"] + ("-held" if held else ""), []).append(line["steps"])
-    yield from found.items()
+    return found
 
 
 def _lean_decode(lines: Lines) -> Iterator[Figure]:

@@ -206,7 +206,7 @@ class Driver:
                 f"arm {session.arm}: {error}", context=[f"log: {server.log}"]
             ) from None
 
-        seen = len(checks.prefill_times(server.lines()))
+        seen = len(checks.prefill_times(server.lines())) if self._is_timed(session) else 0
 
         def keep(row: Request) -> None:
             nonlocal seen

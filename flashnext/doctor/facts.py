@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +56,7 @@ def gather(loaded: Loaded, model: Path | None, head: Path | None) -> Facts:
     """Ask the machine. Reads at most 64 MiB of the model, starts nothing but the driver's own tools."""
     gpus = probe_gpus()
     there = model if model is not None and model.is_file() else None
+    running = [service for service in services.every() if service.supervisor.alive]
     return Facts(
         loaded=loaded,
         model=there,
@@ -65,8 +67,8 @@ def gather(loaded: Loaded, model: Path | None, head: Path | None) -> Facts:
         used=gpu_use.used_bytes(),
         holders=tuple(gpu_use.holders()),
         limits=probe_limits(),
-        service_memlock=_service_limits(),
-        own=frozenset(p.pid for s in services.every() if s.supervisor.alive for p in s.children),
+        service_memlock=_limits(running),
+        own=frozenset(p.pid for service in running for p in service.children),
         huge_pages=machine.huge_pages(),
         modules=machine.memory_modules(),
         memory_errors=machine.memory_errors(),
@@ -82,12 +84,11 @@ def gather(loaded: Loaded, model: Path | None, head: Path | None) -> Facts:
     )
 
 
-def _service_limits() -> dict[int, int | None]:
+def _limits(running: Sequence[services.Service]) -> dict[int, int | None]:
     found: dict[int, int | None] = {}
-    for service in services.every():
-        if service.supervisor.alive:
-            with contextlib.suppress(OSError):  # a service of another user
-                found[service.port] = memlock(service.supervisor.pid)
+    for service in running:
+        with contextlib.suppress(OSError):  # a service of another user
+            found[service.port] = memlock(service.supervisor.pid)
     return found
 
 

@@ -68,7 +68,7 @@ def test_stopped_at_any_moment_leaves_nothing(home: FakeHome, moment: str, numbe
 
 @pytest.mark.parametrize("moment", ["starting", "ready"])
 def test_a_reader_that_leaves_does_not_end_the_service(home: FakeHome, moment: str) -> None:
-    """`flashnext serve ... 2>&1 | head`, a closed terminal: it serves, restarts and stops."""
+    """`flashnext serve ... 2>&1 | head`: it serves, restarts and stops."""
     home.behave({"load_s": 2})
     running = home.serve("--verbose")
     running.until_state(moment)

@@ -117,6 +117,15 @@ def phase_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return made.model, made.head
 
 
+@pytest.fixture(scope="session")
+def six_layers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The demo model and its head: on two devices three layers each, full and linear attention on both."""
+    request = SynthRequest(kind="demo", out=tmp_path_factory.mktemp("six-layers"), mtp="shared", layers=6)
+    made = synthesise(request, lambda _total: None, lambda _bytes: None)
+    assert made.head is not None
+    return made.model, made.head
+
+
 @pytest.fixture
 def phase_server(
     native_build: NativeBuild,

@@ -12,33 +12,27 @@ from native_servers import VirtualGpu
 from phase_script import Step, script
 from phase_server import Answer, PhaseServer
 
-from flashnext.model.synth import SynthRequest, synthesise
-
 Start = Callable[..., PhaseServer]
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The demo model with three layers per device, one more than the ring has places, and its head."""
-    request = SynthRequest(kind="demo", out=tmp_path_factory.mktemp("lean-demo"), mtp="shared", layers=6)
-    made = synthesise(request, lambda _total: None, lambda _bytes: None)
-    assert made.head is not None
-    return made.model, made.head
-
-
 @pytest.fixture
 def lean_server(
-    native_build: Any, files: tuple[Path, Path], phase_gpus: tuple[VirtualGpu, ...], tmp_path: Path
+    native_build: Any, six_layers: tuple[Path, Path], phase_gpus: tuple[VirtualGpu, ...], tmp_path: Path
 ) -> Iterator[Start]:
-    """Starts a server on both virtual GPUs; the one before is ended first."""
+    """Starts a server on both virtual GPUs; the one before is ended first.
+
+    Each has three layers, one more than the ring has places.
+    """
     with ExitStack() as stack:
 
         def start(*options: str, **kwargs: Any) -> PhaseServer:
             stack.pop_all().close()
             split = ("-ts", "1,1")
-            server = PhaseServer(native_build.bin, files, tmp_path, phase_gpus, *split, *options, **kwargs)
+            server = PhaseServer(
+                native_build.bin, six_layers, tmp_path, phase_gpus, *split, *options, **kwargs
+            )
             return stack.enter_context(server)
 
         yield start

@@ -11,8 +11,6 @@ import pytest
 from native_servers import VirtualGpu
 from phase_server import PhaseServer
 
-from flashnext.model.synth import SynthRequest, synthesise
-
 Start = Callable[..., PhaseServer]
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
@@ -23,18 +21,9 @@ PROMPT = [(i * i * 31 + i) % 256 for i in range(1500)]
 COMPUTED = ("experts", "attention", "indexer", "top_k", "linear_attention", "transfer", "other")
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The demo model with three layers per device, full and linear attention on each, and its head."""
-    request = SynthRequest(kind="demo", out=tmp_path_factory.mktemp("times-demo"), mtp="shared", layers=6)
-    made = synthesise(request, lambda _total: None, lambda _bytes: None)
-    assert made.head is not None
-    return made.model, made.head
-
-
 @pytest.fixture
 def server(
-    native_build: Any, files: tuple[Path, Path], phase_gpus: tuple[VirtualGpu, ...], tmp_path: Path
+    native_build: Any, six_layers: tuple[Path, Path], phase_gpus: tuple[VirtualGpu, ...], tmp_path: Path
 ) -> Iterator[Start]:
     """Starts a server on both virtual GPUs, or on the CPU; the one before is ended first."""
     with ExitStack() as stack:
@@ -43,7 +32,7 @@ def server(
             stack.pop_all().close()
             split = () if on_cpu else ("-ts", "1,1")
             gpus = () if on_cpu else phase_gpus
-            started = PhaseServer(native_build.bin, files, tmp_path, gpus, *split, *options, **kwargs)
+            started = PhaseServer(native_build.bin, six_layers, tmp_path, gpus, *split, *options, **kwargs)
             return stack.enter_context(started)
 
         yield start
@@ -156,13 +145,13 @@ def test_two_prompts_without_a_token_between(server: Start) -> None:
 
 
 def test_a_slow_device_and_a_slow_link_are_told_apart(
-    native_build: Any, files: tuple[Path, Path], vgpu: Callable[..., VirtualGpu], tmp_path: Path
+    native_build: Any, six_layers: tuple[Path, Path], vgpu: Callable[..., VirtualGpu], tmp_path: Path
 ) -> None:
     """A virtual GPU does not answer when it gets a graph, so its time could land on whatever comes next."""
     found, stock = [], {**ON, "FN_TILED_QSA": "0"}
     for options in ((), ("--compute-delay-us", "10000"), ("--upload-delay-us", "3000")):
         gpu = vgpu("--memory", "2GiB", *options)
-        with PhaseServer(native_build.bin, files, tmp_path, (gpu,), switches=stock) as server:
+        with PhaseServer(native_build.bin, six_layers, tmp_path, (gpu,), switches=stock) as server:
             ask(server, PROMPT[:600], 2)
             found.append(times_of(server)[0])
         gpu.stop()

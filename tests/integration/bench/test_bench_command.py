@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from flashnext.proc import wait_until
+
 FAKE = Path(__file__).parents[2] / "fakes" / "bench_server.py"
 
 
@@ -108,10 +110,8 @@ def test_a_run_that_is_ended_reports_what_was_finished(bench: Shell, number: int
         there = [p for p in psutil.process_iter(["status"]) if p.pid in pids]
         return [p.pid for p in there if p.info["status"] != "zombie"]
 
-    end = time.monotonic() + 5  # the kernel ends the last one when its parent is gone
-    while running() and time.monotonic() < end:
-        time.sleep(0.02)
-    assert not running()
+    # the kernel ends the last one when its parent is gone
+    assert wait_until(lambda: not running(), timeout_s=5), running()
 
 
 def test_another_server_in_the_same_folder_is_refused(bench: Shell) -> None:
