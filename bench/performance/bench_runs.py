@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from readings import Figure, values
 
@@ -32,29 +33,43 @@ def read(folder: Path) -> tuple[Samples, list[Figure]]:
     result = results.compute(samples)
     gates = Gates.model_validate(samples.header.gates)
     judged = {g.id: g for g in judge_samples(samples, result)}
-    return samples, list(_figures(folder.name, result, gates, judged))
+    arms = samples.header.facts.get("arms", {})
+    return samples, list(_figures(folder.name, result, gates, judged, called(arms)))
 
 
-def _figures(name: str, result: Result, gates: Gates, judged: dict[str, GateResult]) -> Iterator[Figure]:
+def called(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """What a reader calls an arm: the candidate is what its profile makes of a prompt."""
+    features = arms.get("candidate", {}).get("features", "")
+    names = {"lean-prefill": "lean prefill", "phase-prefill": "transaction"}
+    return {"candidate": next((name for id_, name in names.items() if id_ in features), "candidate")}
+
+
+def _figures(
+    name: str, result: Result, gates: Gates, judged: dict[str, GateResult], called: Mapping[str, str]
+) -> Iterator[Figure]:
     goals = {
-        (gate.scenario, gate.metric, cell): (gate, found)
+        (gate.candidate, gate.control, gate.scenario, gate.metric, cell): (gate, found)
         for gate in gates.gates
-        if isinstance(gate, RatioGate) and (gate.candidate, gate.control) == ("candidate", "control")
+        if isinstance(gate, RatioGate)
         for cell, found in _cells(gate, judged)
     }
+    pairs = {("candidate", "control"), *(key[:2] for key in goals)}
     for row in result.ratios:
-        goal, reached = "", None
-        key = (row.scenario, row.metric, row.cell)
+        key = (row.candidate, row.control, row.scenario, row.metric, row.cell)
         one_seed = row.scenario == "decode" and row.cell != POOLED
-        if not _shown(row) or (one_seed and (row.control != "control" or key not in goals)):
+        if not _shown(row, pairs) or (one_seed and key not in goals):
             continue
-        if row.control == "control" and row.candidate == "candidate" and key in goals:
+        goal, reached = "", None
+        if key in goals:
             gate, found = goals[key]
-            limit = f"{gate.at_least:g} x or more"
-            goal, reached = _judged(limit, found, f"n {row.n} of {gate.min_processes}")
+            count = f"n {row.n} of {gate.min_processes}"
+            why = count if row.n < gate.min_processes else f"wider than +-{gate.max_half_width:.0%}"
+            goal, reached = _judged(f"{gate.at_least:g} x or more", found, why)
+        arm = called.get(row.candidate, row.candidate)
+        other = "" if row.candidate in ("candidate", "control") else f"-{row.candidate}"
         yield Figure(
-            f"{name}/{row.scenario}-{row.metric}-{row.cell}",
-            f"{_what(row.metric, row.cell)}, {row.candidate} ({name})",
+            f"{name}/{row.scenario}-{row.metric}-{row.cell}{other}",
+            f"{_what(row.metric, row.cell)}, {arm} ({name})",
             _speeds(result, row.scenario, row.metric, row.cell, row.candidate),
             f"{row.control}: {_speeds(result, row.scenario, row.metric, row.cell, row.control)}",
             row.ratio,
@@ -62,13 +77,13 @@ def _figures(name: str, result: Result, gates: Gates, judged: dict[str, GateResu
             reached,
             "" if row.low is None else f" ({row.low:.2f} to {row.high:.2f})",
         )
-    yield from _others(name, result, gates, judged)
+    yield from _others(name, result, gates, judged, called)
     yield from _bounds(name, result)
 
 
-def _shown(row: RatioResult) -> bool:
+def _shown(row: RatioResult, pairs: set[tuple[str, str]]) -> bool:
     """Prompts by depth, and decode: behind them, and behind short ones all seeds and each."""
-    against = (row.candidate, row.control) == ("candidate", "control") or row.control == "vanilla"
+    against = (row.candidate, row.control) in pairs or row.control == "vanilla"
     if not against or row.candidate == "resident":
         return False
     if row.scenario == "decode":
@@ -82,10 +97,10 @@ def _cells(gate: RatioGate, judged: dict[str, GateResult]) -> Iterator[tuple[str
             yield id_[len(gate.id) + 2 : -1], found
 
 
-def _judged(limit: str, found: GateResult, count: str) -> tuple[str, bool | None]:
-    """A gate's limit and outcome; with too little data how much there is, instead of a verdict."""
+def _judged(limit: str, found: GateResult, why: str) -> tuple[str, bool | None]:
+    """A gate's limit and outcome; with too little data what is missing, instead of a verdict."""
     if found.outcome == Outcome.TOO_LITTLE:
-        return f"{limit}: no verdict ({count})", None
+        return f"{limit}: no verdict ({why})", None
     return limit, found.outcome == Outcome.PASSED
 
 
@@ -109,13 +124,15 @@ def _speeds(result: Result, scenario: str, metric: str, cell: str, arm: str) -> 
     return values(next(c.values for c in rows if c.cell == cell), METRICS[metric])
 
 
-def _others(name: str, result: Result, gates: Gates, judged: dict[str, GateResult]) -> Iterator[Figure]:
+def _others(
+    name: str, result: Result, gates: Gates, judged: dict[str, GateResult], called: Mapping[str, str]
+) -> Iterator[Figure]:
     for gate in gates.gates:
         found = judged.get(gate.id)
         if found is None:
             continue
         if isinstance(gate, TransitionGate):
-            for row in result.transitions:
+            for row in (r for r in result.transitions if r.arm == gate.candidate):
                 parts = ", ".join(f"{part} {ms:.0f}" for part, ms in row.parts_ms.items() if ms >= 1)
                 ours = f"{row.median_ms:.0f} ms (median of {row.transitions})"
                 count = f"n {row.processes} of {gate.min_processes}"
@@ -125,20 +142,23 @@ def _others(name: str, result: Result, gates: Gates, judged: dict[str, GateResul
         elif isinstance(gate, LogitsGate):
             for logits in result.logits:
                 if (logits.candidate, logits.control) == (gate.candidate, gate.control):
-                    yield _logits(name, gate, logits, found)
+                    yield _logits(name, gate, logits, found, called)
         elif isinstance(gate, ChecksGate) and found.outcome == Outcome.FAILED:
             yield Figure(
                 f"{name}/{gate.id}", f"processes in order ({name})", found.text, "", None, "all", False
             )
 
 
-def _logits(name: str, gate: LogitsGate, row: LogitResult, found: GateResult) -> Figure:
+def _logits(
+    name: str, gate: LogitsGate, row: LogitResult, found: GateResult, called: Mapping[str, str]
+) -> Figure:
     ours = f"differ by {row.max_abs:.3f} at most, {row.mean_abs:.3f} in the mean"
     same = f"likeliest token the same in {row.argmax_equal} of {row.items} prompts"
     limits = [(gate.max_at_most, "at most"), (gate.mean_at_most, "in the mean")]
     limit = ", ".join(f"{value:g} {word}" for value, word in limits if value is not None)
     goal, reached = _judged(limit, found, f"{row.items} of {gate.min_items} prompts")
-    what = f"log probabilities of a first token, {row.candidate} and {row.control} ({name})"
+    arm = called.get(row.candidate, row.candidate)
+    what = f"log probabilities of a first token, {arm} and {row.control} ({name})"
     return Figure(f"{name}/{gate.id}", what, ours, same, None, goal, reached)
 
 

@@ -5,6 +5,7 @@
     python tests/gpu/lean_bench.py --bin BIN --model bench.gguf --out lean.jsonl --part decode
     python tests/gpu/lean_bench.py --bin BIN --model bench.gguf --out lean.jsonl --part timeline
     python tests/gpu/lean_bench.py --bin BIN --model bench.gguf --out lean.jsonl --part times
+    python tests/gpu/lean_bench.py --bin BIN --model tiny.gguf --out memcheck.jsonl --part memcheck
 
 speed    prompts from an empty context and at depth, short follow-ups and decode: the stock graph at 512 and
          8192, tiled alone, tiled with lean prefill, and all experts in device memory (what the kernels alone
@@ -16,6 +17,7 @@ timeline one warm chunk, as JSON lines beside the output file (.timeline.jsonl);
          `flashnext bench timeline`
 times    where a prompt of 8,192 tokens goes by kind of work (FN_PREFILL_TIMES=1), each arm with and without
          the switch, in one process; then logits with and without it
+memcheck compute-sanitizer over prompts and decode of the tiny model: no slots, slots, lent slots
 
 Needs nothing but the standard library. `--leave-gib N` holds the rest of the card's memory meanwhile.
 """
@@ -30,11 +32,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 GIB = 1 << 30
 CHUNK = 8192
+PARTS = ("speed", "exact", "decode", "timeline", "times", "memcheck")
 ON = ",FN_PREFILL_TIMES=1"
 TIMED = ["stock-512", "tiled-8192", "lean-8192", "resident-8192"]
 
@@ -46,6 +50,7 @@ ARMS = {
     "tiled-8192": ("host", "ub=8192"),
     "lean-2048": ("host", "lean=2048"),
     "lean-8192": ("host", "lean=8192"),
+    "lean-16384": ("host", "lean=16384"),
     "lean-8192-ring3": ("host", "lean=8192,FN_LEAN_RING=3"),
     "lean-8192-lent": ("host", "lean=8192,FN_LEAN_LEND=1"),
     "lean-auto": ("host", "lean=auto"),
@@ -123,12 +128,26 @@ class Bench:
         return float(self.args.budget_s) - (time.monotonic() - self.start)
 
     def drive(
-        self, name: str, experts: str, arms: list[str], steps: str, *options: str
+        self,
+        name: str,
+        experts: str,
+        arms: list[str],
+        steps: str,
+        *options: str,
+        prefix: Sequence[str] = (),
     ) -> list[dict[str, Any]]:
         where = self.args.pinned if experts == "host" else "device"
-        argv = [str(self.args.bin / "fn-lean-run"), "-m", str(self.args.model), "--experts", where, "--flash"]
+        argv = [
+            *prefix,
+            str(self.args.bin / "fn-lean-run"),
+            "-m",
+            str(self.args.model),
+            "--experts",
+            where,
+            "--flash",
+        ]
         argv += ["--no-mmap", "--threads", str(self.args.threads), "--ctx", str(self.args.ctx)]
-        argv += ["--batch", str(CHUNK), "--steps", steps, *options]
+        argv += ["--batch", str(self.args.batch), "--steps", steps, *options]
         for arm in arms:
             argv += ["--arm", arm]
         began = time.monotonic()
@@ -140,13 +159,17 @@ class Bench:
             self.record("timeout", {"name": name})
             return []
         self.took[name] = time.monotonic() - began
-        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        whole = [line for line in done.stdout.splitlines() if line.startswith("{") and line.endswith("}")]
+        lines = [json.loads(line) for line in whole]  # a process that failed left half a line
+        sanitizer = [line for line in done.stdout.splitlines() if line.startswith("=========")]
         give_times(lines, done.stderr)
         markers = [line for line in done.stderr.splitlines() if line.startswith("fn:lean:")]
         for line in lines:
             for step in line.get("steps", []):
                 step["tokens_per_s"] = round(step["tokens"] / step["seconds"], 1)
             facts = {"process_s": round(self.took[name], 1), "markers": [*markers[:1], *markers[-2:]]}
+            if sanitizer:
+                facts["sanitizer"] = sanitizer[-1]
             self.record("arm", {"name": name, **line, **facts})
         if done.returncode != 0:
             self.record("failed", {"name": name, "code": done.returncode, "stderr": done.stderr[-2000:]})
@@ -158,6 +181,8 @@ class Bench:
         if self.args.ctx >= 10 * CHUNK:
             steps += ["8192x3", "8192"]
         steps += ["100", "200", "500", "2000", "1x64", "4x32"]
+        if self.args.steps:
+            steps = self.args.steps.split(";")
         names = self.args.arms.split(",") if self.args.arms else list(ARMS)
         once = self.args.once.split(",")
         self.each([*names, *(name for name in reversed(names) if name not in once)], steps)
@@ -195,6 +220,12 @@ class Bench:
         path.unlink(missing_ok=True)
         arm = f"lean=8192,FN_LEAN_REPORT=1,slots={self.args.slots},FN_LEAN_TIMELINE={path}"
         self.drive("timeline", "host", [arm], "1x96;8192;clear;8192;1x4")
+
+    def memcheck(self) -> None:
+        """A tiny ring and tiny slots: a kernel under the sanitizer is some hundred times slower."""
+        sanitizer = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "99"]
+        for arm in ("lean=64", "lean=64,slots=8", "lean=64,slots=8,FN_LEAN_LEND=1"):
+            self.drive("memcheck", "host", [arm], "300;1x4;100;1x4", prefix=sanitizer)
 
     def times(self) -> None:
         """Every arm twice, without and with the switch: the second of two prompts of each counts."""
@@ -241,10 +272,12 @@ def main() -> None:
     parser.add_argument("--bin", type=Path, required=True, help="folder with fn-lean-run and its libraries")
     parser.add_argument("--model", type=Path, required=True, help="the bench model, one file")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended")
-    parser.add_argument("--part", choices=["speed", "exact", "decode", "timeline", "times"], default="speed")
+    parser.add_argument("--part", choices=PARTS, default="speed")
     parser.add_argument("--arms", help=f"comma separated: {','.join(ARMS)}; exact: {','.join(EXACT)}")
     parser.add_argument("--once", default="", help="of these, the arms that do not run a second time")
     parser.add_argument("--budget-s", type=float, default=500)
+    parser.add_argument("--steps", help="of the part speed, instead of its own: 8192x3;7001;1x4;clear")
+    parser.add_argument("--batch", type=int, default=CHUNK, help="tokens of the largest step")
     parser.add_argument("--threads", type=int, default=16)
     parser.add_argument(
         "--slots", type=int, default=150, help="of the expert cache, in arms with host experts"

@@ -150,11 +150,19 @@ def test_lean_prefill_in_held_memory_its_follow_ups_and_decode_are_figures_of_th
     assert found["lean-8192-decode"].reached is False and "lean-8192-lent-decode" not in found
 
 
-def bench_run(root: Path, gates: list[dict[str, Any]], effect: float, rows: int | None = None) -> Path:
-    """A folder of `flashnext bench` with that effect on decode, cut after so many rows."""
-    plan = made.plan(made.scenario("decode"))
+def bench_run(
+    root: Path,
+    gates: list[dict[str, Any]],
+    effect: float,
+    rows: int | None = None,
+    arms: tuple[str, ...] = ("control", "candidate"),
+    facts: dict[str, Any] | None = None,
+) -> Path:
+    """A folder of `flashnext bench` with that effect on the candidate's decode, cut after so many rows."""
+    plan = made.plan(made.scenario("decode"), arms=arms)
+    lines = made.rows(plan, Gates.model_validate({"gates": gates}), effect=effect, **(facts or {}))
     with Writer(root / "box/main/samples.jsonl") as writer:
-        for row in made.rows(plan, Gates.model_validate({"gates": gates}), effect=effect)[:rows]:
+        for row in lines[:rows]:
             writer.add(row)
     return root
 
@@ -167,6 +175,24 @@ def test_a_run_of_the_bench_appears_by_its_cells_and_gates(tmp_path: Path) -> No
     assert "candidate (main) | 90 t/s (" in line and "n 6) | control: 100 t/s (" in line
     assert "| 0.90 x (0.90 to 0.91) |" in line and line.endswith("| 0.97 x or more: **missed** |")
     assert text[text.index("Missed:") :].count("decode behind 1,024 tokens") == 1
+
+
+def test_a_third_arm_is_held_against_its_own_gates_and_the_candidate_has_its_features_name(
+    tmp_path: Path,
+) -> None:
+    gates = [
+        {**DECODE, "at_least": 0.97},
+        {**DECODE, "id": "third", "candidate": "transaction", "at_least": 1.1},
+    ]
+    facts = {"arms": {"candidate": {"features": "expert-cache, lean-prefill"}}}
+    arms = ("control", "candidate", "transaction")
+    text = readme.section(bench_run(results(tmp_path, []), gates, effect=1.2, arms=arms, facts=facts))
+    lines = [row for row in text.splitlines() if row.startswith("| decode behind 1,024 tokens")]
+    rows = {row.split(" (main)")[0]: row for row in lines}
+    lean = rows["| decode behind 1,024 tokens, lean prefill"]
+    third = rows["| decode behind 1,024 tokens, transaction"]
+    assert "| 1.20 x (" in lean and lean.endswith("| 0.97 x or more: reached |")
+    assert "| 1.00 x (" in third and third.endswith("| 1.1 x or more: **missed** |")
 
 
 def test_too_little_data_is_no_verdict_and_no_miss(tmp_path: Path) -> None:
