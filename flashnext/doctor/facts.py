@@ -80,7 +80,7 @@ def gather(loaded: Loaded, model: Path | None, head: Path | None) -> Facts:
         stray_variables=tuple(machine.stray_variables()),
         builds=tuple(list_builds()),
         inspection=inspect_model(there, head) if there is not None else None,
-        fit=_verdict(loaded, there, head),
+        fit=_verdict(loaded, there, head, _on_port(running, loaded.profile.server.port)),
     )
 
 
@@ -98,10 +98,17 @@ def _largest(model: Path) -> Path:
     return max(model.parent.glob(f"{stem}*.gguf"), key=lambda p: p.stat().st_size, default=model)
 
 
-def _verdict(loaded: Loaded, model: Path | None, head: Path | None) -> fit.Verdict | FlashnextError | None:
+def _on_port(running: Sequence[services.Service], port: int) -> set[int]:
+    """Processes of the service that this profile would follow: two cannot have one port."""
+    return {child.pid for service in running if service.port == port for child in service.children}
+
+
+def _verdict(
+    loaded: Loaded, model: Path | None, head: Path | None, ending: set[int]
+) -> fit.Verdict | FlashnextError | None:
     if model is None:
         return None
     try:
-        return fit.judge(loaded, model, head)
+        return fit.judge(loaded, model, head, ending=ending)
     except FlashnextError as error:
         return error

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import psutil
 
 from flashnext import paths
 from flashnext.errors import MemoryUnfitError, ModelProblemsError
@@ -85,14 +88,23 @@ def check_fits(
 
 
 def judge(
-    loaded: Loaded, model: Path, head: Path | None = None, *, features: Collection[str] | None = None
+    loaded: Loaded,
+    model: Path,
+    head: Path | None = None,
+    *,
+    features: Collection[str] | None = None,
+    ending: Collection[int] = (),
 ) -> Verdict:
-    """Draw the plan and hold it against this machine. ``features``: the build's; None: this package's own."""
+    """Draw the plan and hold it against this machine.
+
+    ``features``: the build's; None: this package's own. ``ending``: pids of processes that will have ended
+    when the profile is served, a running service's: what they hold counts as free.
+    """
     sources = read(model, head)
-    limits = probe_limits()
+    limits = _without(probe_limits(), ending)
     chosen = settings(loaded.profile, shipped_features() if features is None else features)
     plan = memory.draw(sources.hyper, sources.tensors, chosen, sources.head)
-    rooms = tuple(_rooms(loaded.profile))
+    rooms = tuple(_rooms(loaded.profile, ending))
     refusals = [*_devices(plan, rooms, chosen), *_host(plan, limits, chosen)]
     least = loaded.profile.context.batch
     change = _change(sources, chosen, rooms, limits, least) if refusals else None
@@ -163,16 +175,26 @@ def _chunk(profile: Profile) -> int | None:
     return min(_LEAST_CHUNK, profile.context.batch) if lean.chunk == "auto" else lean.chunk
 
 
-def _rooms(profile: Profile) -> Iterator[Room]:
+def _without(limits: Limits, ending: Collection[int]) -> Limits:
+    held = 0
+    for pid in ending:
+        with contextlib.suppress(psutil.Error):
+            held += psutil.Process(pid).memory_info().rss
+    return replace(limits, available_bytes=min(limits.total_bytes, limits.available_bytes + held))
+
+
+def _rooms(profile: Profile, ending: Collection[int]) -> Iterator[Room]:
     if profile.devices.kind == "virtual":
         for index in range(profile.devices.count):
             yield Room(f"VGPU{index}", (profile.devices.memory_mib or 0) * MIB, 0)
         return
     used, who = used_bytes(), holders()
     for device in probe_gpus().devices:
-        by = tuple(f"pid {h.pid} ({h.name}, {h.used_bytes // MIB} MiB)" for h in who if h.uuid == device.uuid)
+        here = [h for h in who if h.uuid == device.uuid]
+        leaving = sum(h.used_bytes for h in here if h.pid in ending)
+        by = tuple(f"pid {h.pid} ({h.name}, {h.used_bytes // MIB} MiB)" for h in here if h.pid not in ending)
         name = f"device {device.index} ({device.name})"
-        yield Room(name, device.memory_bytes, used.get(device.index, 0), by)
+        yield Room(name, device.memory_bytes, max(used.get(device.index, 0) - leaving, 0), by)
 
 
 def _reserve(chosen: Settings) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -197,6 +198,20 @@ def test_a_used_card_is_named_with_who_uses_it(loaded: Loaded, real: tuple[Path,
         "end what else uses the cards" in caught.value.advice
         and "2,500 MiB of device 1" in caught.value.advice
     )
+
+
+def test_what_a_process_that_ends_before_holds_counts_as_free(
+    loaded: Loaded, real: tuple[Path, Path], cards: Cards
+) -> None:
+    cards(used0=10, used1=2500, box=replace(BOX, available_bytes=BOX.total_bytes // 2))
+    assert fit.judge(loaded, *real, ending={4321}).refusals == fit.judge(loaded, *real).refusals[1:]
+    room = fit.judge(loaded, *real, ending={4321}).rooms[1]
+    assert (room.used, room.by) == (0, ())
+    before = fit.judge(loaded, *real).limits.available_bytes
+    after = fit.judge(loaded, *real, ending={os.getpid()}).limits.available_bytes
+    assert 10 << 20 < after - before < 10 << 30, "this process and its Python"
+    gone = fit.judge(loaded, *real, ending={2**22 + 1}).limits.available_bytes
+    assert gone == before
 
 
 def test_the_largest_number_of_slots_is_named_and_fits(
