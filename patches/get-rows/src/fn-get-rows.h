@@ -1,18 +1,22 @@
 #pragma once
 
+// Included by C and C++.
+
 #include "ggml.h"
 
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-// waking the threads costs some microseconds, a gathered row about one
-#define FN_GET_ROWS_MIN 512
+// Elements of the result from which a node's rows are gathered by all threads.
+#define FN_GET_ROWS_MIN ((int64_t) 1 << 18)
 
-// Threads that gather a node's rows on the CPU: upstream's one, or all for as many rows as only a prompt asks for.
-static inline int fn_get_rows_tasks(const struct ggml_tensor * node, int n_threads) {
-    if (node->op != GGML_OP_GET_ROWS || ggml_nelements(node->src[1]) < FN_GET_ROWS_MIN) {
+// Threads that gather the rows of a GET_ROWS node, which is not empty: the stock path's one, or all of them.
+static inline int fn_get_rows_tasks(const struct ggml_tensor * node, const int n_threads) {
+    if (node->op != GGML_OP_GET_ROWS || ggml_nelements(node) < FN_GET_ROWS_MIN) {
         return 1;
     }
-    const char * text = getenv("FN_GET_ROWS");
-    return text && strcmp(text, "0") == 0 ? 1 : n_threads;
+    // only a prompt comes here, twice a micro-batch: a look into the environment is cheaper than state
+    const char * value = getenv("FN_GET_ROWS");
+    return value && strcmp(value, "0") == 0 ? 1 : n_threads;
 }
