@@ -7,6 +7,7 @@
 # Input, all cache variables:
 #   FLASHNEXT_FEATURES_FILE  file of calls, in the order of patches/series, to these functions and nothing else:
 #       fn_feature(<id> <absolute feature folder>)                          each feature once, before its other calls
+#       fn_feature_hooks(<id>)                                              it has hooks in the tree
 #       fn_feature_sources(<id> <target> <absolute file>...)                our sources into a target of the tree
 #       fn_feature_executable(<id> <name> FILES <absolute file>... LINK <target>...)
 #       fn_feature_test(<id> <name> FILES <absolute file>... LINK <target>...)
@@ -114,9 +115,6 @@ function(fn_feature id dir)
         set_property(GLOBAL PROPERTY FN_SRC_DIR_${id} "${dir}/src")
         set_property(GLOBAL APPEND PROPERTY FN_SRC_DIRS "${dir}/src")
     endif()
-    if (EXISTS "${dir}/hooks.patch")
-        fn_include_in_tree(${id})
-    endif()
 endfunction()
 
 # Headers of this feature are for the whole tree: it has hooks there, or sources. A feature of programs alone stays out of
@@ -127,6 +125,12 @@ function(fn_include_in_tree id)
     if (dir AND NOT dir IN_LIST dirs)
         set_property(GLOBAL APPEND PROPERTY FN_TREE_SRC_DIRS "${dir}")
     endif()
+endfunction()
+
+# Its hooks include its headers, which may be all that they need of it.
+function(fn_feature_hooks id)
+    fn_require_feature(${id})
+    fn_include_in_tree(${id})
 endfunction()
 
 function(fn_feature_sources id target)

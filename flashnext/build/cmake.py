@@ -108,6 +108,8 @@ def features_text(features: Sequence[Feature], patches: Path) -> str:
     for feature in features:
         folder = patches / feature.id
         lines.append(f"fn_feature({feature.id} {_quoted(str(folder))})")
+        if feature.hooks_patch:
+            lines.append(f"fn_feature_hooks({feature.id})")
         for source in feature.sources:
             files = _files(folder, source.files)
             lines.append(f"fn_feature_sources({feature.id} {_quoted(source.target)} {files})")

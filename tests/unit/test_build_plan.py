@@ -157,6 +157,8 @@ def test_the_features_file_calls_in_the_order_of_the_series() -> None:
     lines = cmake.features_text(features, Path("/w/patches")).splitlines()[1:]
     heads = [line for line in lines if line.startswith("fn_feature(")]
     assert heads == [f'fn_feature({f.id} "/w/patches/{f.id}")' for f in features]
+    hooked = [line for line in lines if line.startswith("fn_feature_hooks(")]
+    assert hooked == [f"fn_feature_hooks({f.id})" for f in features if (f.folder / "hooks.patch").exists()]
     stamp = next(f for f in features if f.id == "build-stamp")
     target, file = stamp.sources[0].target, stamp.sources[0].files[0]
     assert f'fn_feature_sources(build-stamp "{target}" "/w/patches/build-stamp/{file}")' in lines
