@@ -41,7 +41,8 @@ class Arm:
 
 
 VANILLA = Arm("vanilla", "CPU", "none")
-OFF = Arm("off", "CPU", "none", {"LLAMA_MMAP_PIN_HOST": "0", "FN_TOPK": "0", "FN_TILED_QSA": "0"})
+SWITCHES = {"LLAMA_MMAP_PIN_HOST": "0", "FN_TOPK": "0", "FN_TILED_QSA": "0", "FN_GET_ROWS": "0"}
+OFF = Arm("off", "CPU", "none", SWITCHES)
 PINNED = Arm("pinned", "CUDA_Host", "none")
 MAPPED = Arm("mapped", "CPU", "mmap", {"LLAMA_MMAP_PIN_HOST": "0"})
 ARMS = (VANILLA, OFF, PINNED, MAPPED)

@@ -51,6 +51,7 @@ ARMS = {
     "lean-2048": ("host", "lean=2048"),
     "lean-8192": ("host", "lean=8192"),
     "lean-16384": ("host", "lean=16384"),
+    "lean-8192-stock-rows": ("host", "lean=8192,FN_GET_ROWS=0"),
     "lean-8192-ring3": ("host", "lean=8192,FN_LEAN_RING=3"),
     "lean-8192-lent": ("host", "lean=8192,FN_LEAN_LEND=1"),
     "lean-auto": ("host", "lean=auto"),

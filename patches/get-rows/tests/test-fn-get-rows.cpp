@@ -2,7 +2,6 @@
 // time of both.
 
 #include "fn-get-rows.h"
-
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
@@ -18,11 +17,16 @@
 #include <thread>
 #include <vector>
 
-static constexpr int FN_N_THREADS = 3; // divides no row count below
+static constexpr int FN_N_THREADS = 3;  // divides no row count below
 
 static int n_failed = 0;
 
-static void fn_expect(const bool good, const char * what, const char * type, const int64_t ne0, const int64_t n, const int64_t m) {
+static void fn_expect(const bool    good,
+                      const char *  what,
+                      const char *  type,
+                      const int64_t ne0,
+                      const int64_t n,
+                      const int64_t m) {
     if (!good) {
         printf("FAIL %s: %s, rows of %lld, %lld x %lld\n", what, type, (long long) ne0, (long long) n, (long long) m);
         n_failed++;
@@ -51,7 +55,7 @@ static void fn_set_table(ggml_tensor * t, std::mt19937 & rng) {
         v = (float) ((int) (rng() % 20001) - 10000) * 1e-3f;
     }
     if (t->type == GGML_TYPE_F32 || t->type == GGML_TYPE_I32) {
-        memcpy(t->data, x.data(), x.size() * sizeof(float)); // as integers any bits will do
+        memcpy(t->data, x.data(), x.size() * sizeof(float));  // as integers any bits will do
     } else {
         ggml_quantize_chunk(t->type, x.data(), t->data, 0, n_own, t->ne[0], nullptr);
     }
@@ -68,8 +72,8 @@ struct fn_graph {
 
     fn_graph() {
         ggml_init_params params = { ggml_tensor_overhead() * 16 + ggml_graph_overhead(), nullptr, true };
-        ctx   = ggml_init(params);
-        graph = ggml_new_graph(ctx);
+        ctx                     = ggml_init(params);
+        graph                   = ggml_new_graph(ctx);
     }
 
     ~fn_graph() {
@@ -108,8 +112,8 @@ struct fn_graph {
 };
 
 static std::vector<uint8_t> fn_bytes(fn_graph & graph, ggml_tensor * out, const int n_threads, int & n_planned) {
-    memset(out->data, 0xA5, ggml_nbytes(out)); // poison
-    n_planned = graph.compute(n_threads, false);
+    memset(out->data, 0xA5, ggml_nbytes(out));  // poison
+    n_planned            = graph.compute(n_threads, false);
     const uint8_t * data = (const uint8_t *) out->data;
     return std::vector<uint8_t>(data, data + ggml_nbytes(out));
 }
@@ -172,7 +176,8 @@ static void fn_bench(const int n_threads, const int64_t n_ngrams) {
     fn_set_table(tokens, rng);
     fn_set_table(ngrams, rng);
     for (const char * what : { "tokens", "ngrams", "both" }) {
-        for (const int64_t n : { (int64_t) 1, (int64_t) 4, (int64_t) 16, (int64_t) 32, (int64_t) 103, (int64_t) 512, n_max }) {
+        for (const int64_t n :
+             { (int64_t) 1, (int64_t) 4, (int64_t) 16, (int64_t) 32, (int64_t) 103, (int64_t) 512, n_max }) {
             fn_graph      graph;
             ggml_tensor * ids_t = ggml_new_tensor_1d(graph.ctx, GGML_TYPE_I32, n);
             ggml_tensor * ids_n = ggml_new_tensor_1d(graph.ctx, GGML_TYPE_I32, n * n_heads);
@@ -186,17 +191,20 @@ static void fn_bench(const int n_threads, const int64_t n_ngrams) {
             for (const int k : { 1, n_threads }) {
                 std::vector<double> us;
                 for (int i = 0; i < 22; ++i) {
-                    fn_set_ids(ids_t, tokens->ne[1], rng); // other rows, as another prompt asks for
+                    fn_set_ids(ids_t, tokens->ne[1], rng);  // other rows, as another prompt asks for
                     fn_set_ids(ids_n, ngrams->ne[1], rng);
                     std::this_thread::sleep_for(std::chrono::milliseconds(5));
                     const auto t0 = std::chrono::steady_clock::now();
                     graph.compute(k, true);
-                    us.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - t0).count());
+                    us.push_back(
+                        std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - t0).count());
                 }
-                us.erase(us.begin()); // its memory is touched for the first time
+                us.erase(us.begin());  // its memory is touched for the first time
                 std::sort(us.begin(), us.end());
-                printf("{\"what\":\"%s\",\"tokens\":%lld,\"ngram_rows\":%lld,\"threads\":%d,\"us\":%.0f,\"min_us\":%.0f,\"max_us\":%.0f}\n",
-                       what, (long long) n, (long long) n_ngrams, k, us[us.size() / 2], us.front(), us.back());
+                printf(
+                    "{\"what\":\"%s\",\"tokens\":%lld,\"ngram_rows\":%lld,\"threads\":%d,\"us\":%.0f,\"min_us\":%.0f,"
+                    "\"max_us\":%.0f}\n",
+                    what, (long long) n, (long long) n_ngrams, k, us[us.size() / 2], us.front(), us.back());
                 fflush(stdout);
             }
         }
@@ -210,16 +218,16 @@ int main(int argc, char ** argv) {
         return 0;
     }
     std::mt19937 rng(0);
-    for (const ggml_type type : { GGML_TYPE_F32, GGML_TYPE_I32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_IQ4_NL,
-                                  GGML_TYPE_Q5_1, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K }) {
+    for (const ggml_type type : { GGML_TYPE_F32, GGML_TYPE_I32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0,
+                                  GGML_TYPE_IQ4_NL, GGML_TYPE_Q5_1, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K }) {
         const int64_t at = FN_GET_ROWS_MIN / 256;
         for (const int64_t n : { (int64_t) 1, (int64_t) 16, at - 1, at, at + 1, 4 * at + 2 }) {
             fn_check(type, 256, n, 1, rng);
         }
-        fn_check(type, 256, at / 2 + 1, 2, rng); // rows of two tables
+        fn_check(type, 256, at / 2 + 1, 2, rng);        // rows of two tables
     }
-    fn_check(GGML_TYPE_Q8_0, 2560, 512, 1, rng); // tokens of a micro-batch
-    fn_check(GGML_TYPE_IQ4_NL, 160, 16 * 512, 1, rng); // their n-grams
+    fn_check(GGML_TYPE_Q8_0, 2560, 512, 1, rng);        // tokens of a micro-batch
+    fn_check(GGML_TYPE_IQ4_NL, 160, 16 * 512, 1, rng);  // their n-grams
     printf("%s\n", n_failed ? "failed" : "passed");
     return n_failed ? 1 : 0;
 }
