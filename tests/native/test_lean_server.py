@@ -92,6 +92,18 @@ def test_a_large_chunk_gives_the_text_of_that_micro_batch(lean_server: Start) ->
     assert_lean(lean, 2048)
 
 
+def test_the_draft_head_has_its_memory_before_a_chunk_is_chosen(
+    lean_server: Start, phase_gpus: tuple[VirtualGpu, ...], six_layers: tuple[Path, Path]
+) -> None:
+    """What is free when `auto` decides is free when the server is ready: nothing large comes after it."""
+    server = lean_server("--lean-prefill", "auto")
+    (marker,) = server.markers("attached", "lean")
+    decided = [device["free_bytes"] for device in marker["devices"]]
+    ready = [gpu.books()["free_bytes"] for gpu in phase_gpus]
+    head = six_layers[1].stat().st_size
+    assert max(a - b for a, b in zip(decided, ready, strict=True)) < head / 10
+
+
 def test_both_at_once_are_refused(lean_server: Start) -> None:
     server = lean_server("--lean-prefill", "2048", phase={"UBATCH": "2048"}, ready=False)
     assert server.ended(timeout_s=60) != 0
