@@ -179,6 +179,7 @@ def test_the_verdict_of_gates_overall() -> None:
         "bench-1gpu-8k",
         "bench-1gpu-lean",
         "bench-1gpu-depths",
+        "bench-1gpu-deep",
         "bench-1gpu-vanilla",
         "anything",
     ],
