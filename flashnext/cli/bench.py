@@ -274,12 +274,13 @@ def timeline(
     as_json: AsJson = False,
 ) -> None:
     """Draw the uploads of a prompt's pass over its compute."""
-    from flashnext.artefacts import write_atomic
+    from flashnext.artefacts import state_written, write_atomic
     from flashnext.bench import timeline as lanes
 
     passes = lanes.read(file)
     chosen = lanes.choose(passes, number)
-    write_atomic(out, lanes.svg(chosen))
+    with state_written(out):
+        write_atomic(out, lanes.svg(chosen))
     if as_json:
         print_json({"plot": str(out), "passes": [p.summary() for p in passes]})
         return
