@@ -247,9 +247,15 @@ def compare(
     """Two results side by side (B over A)."""
     from flashnext.bench import compare as comparing
 
-    rows = comparing.compare(comparing.load(a), comparing.load(b))
+    first, second = comparing.load(a), comparing.load(b)
+    rows, different = comparing.compare(first, second), comparing.differences(first, second)
     if as_json:
-        print_json(comparing.as_json(rows))
+        print_json(comparing.as_json(rows, different))
+        return
+    if not rows:
+        say("the two have no cell of one arm in common")
+        say(f"A: {comparing.contents(first)}")
+        say(f"B: {comparing.contents(second)}")
         return
     _table(
         ["scenario", "metric", "cell", "arm", "A", "B", "B / A", "interval", "n", "verdict"],
@@ -261,7 +267,8 @@ def compare(
             for r in rows
         ],
     )  # fmt: skip
-    say(f"note: {comparing.CAUTION}" if rows else "the two have no cell in common")
+    for line in (comparing.CAUTION, *different):
+        say(f"note: {line}")
 
 
 @app.command()
