@@ -153,7 +153,12 @@ def from_commands(commands: Sequence[str]) -> Configured:
         if text.startswith("http://"):
             made.append(Arm(name=name, url=text.rstrip("/")))
             continue
-        words = shlex.split(text)
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise ArmUnknownError(
+                f"the command of arm {name} cannot be read: {error}", context=[text]
+            ) from None
         environment: dict[str, str] = {}
         while words and "=" in words[0] and words[0].split("=")[0].isidentifier():
             key, _, value = words.pop(0).partition("=")
@@ -163,6 +168,8 @@ def from_commands(commands: Sequence[str]) -> Configured:
         minimum = environment.pop("FN_BENCH_MIN_TOKENS", None)
         if minimum is None and "LLAMA_PHASE_PREFILL_UBATCH" in environment:
             minimum = environment.get("LLAMA_PHASE_PREFILL_MIN_TOKENS", "0")
+        if minimum is not None and not minimum.isdecimal():
+            raise ArmUnknownError(f"arm {name}: {minimum!r} is no number of tokens", context=[text])
         made.append(
             Arm(
                 name=name,

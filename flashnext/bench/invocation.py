@@ -33,7 +33,7 @@ class Asked:
 
     what: str
     profile: str
-    arms: tuple[str, ...] = DEFAULT_ARMS
+    arms: tuple[str, ...] = ()  # none named: DEFAULT_ARMS
     commands: tuple[str, ...] = ()
     builds: tuple[str, ...] = ()
     out: Path | None = None
@@ -66,12 +66,18 @@ def prepare(asked: Asked) -> Prepared:
         asked.out or paths.bench_runs_dir() / f"{asked.what}-{asked.profile.replace('/', '-')}"
     ).resolve()
     if asked.commands:
+        if asked.arms or asked.builds:
+            raise UsageError(
+                "--server-command names all arms of its run: it does not go with --arm or --build",
+                context=[*asked.arms, *asked.builds],
+                hint="give every arm by --server-command, or every arm by --arm",
+            )
         configured = from_commands(asked.commands)
     else:
         named = _pairs(asked.builds)
         for key in named.values():
             builds.get_build(key)
-        configured = from_profile(asked.profile, asked.arms, folder / "arms", named=named)
+        configured = from_profile(asked.profile, asked.arms or DEFAULT_ARMS, folder / "arms", named=named)
     scenarios = load_scenarios()
     if asked.settings is not None:
         known = settings_names(scenarios.values(), gate_names(asked.gates_file))

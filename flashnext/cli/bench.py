@@ -40,7 +40,9 @@ Profile = Annotated[str, typer.Option(metavar="NAME", help="Name of a shipped pr
 Arms = Annotated[
     list[str] | None,
     typer.Option(
-        "--arm", help="control, candidate, transaction, bypass, vanilla, resident, without:FEATURE; repeat."
+        "--arm",
+        help="control, candidate, transaction, bypass, vanilla, resident, ubatch:TOKENS, without:FEATURE; "
+        "repeat.",
     ),
 ]
 Commands = Annotated[
@@ -64,7 +66,9 @@ StopService = Annotated[
     bool, typer.Option("--stop-service", help="Stop a running service for the run, and start it again.")
 ]
 MaxMinutes = Annotated[float | None, typer.Option(min=0, help="Stop between half blocks after so long.")]
-StartLimit = Annotated[float, typer.Option("--start-limit", help="Seconds until a server must be ready.")]
+StartLimit = Annotated[
+    float, typer.Option("--start-limit", min=0, help="Seconds until a server must be ready.")
+]
 NoMemory = Annotated[bool, typer.Option("--no-memory", help="Do not watch the devices' memory.")]
 Settings = Annotated[
     str | None, typer.Option(help="Settings, pace and gates of this name instead of the profile's own.")
@@ -97,13 +101,13 @@ def _scenario_command(what: str) -> Callable[..., None]:
         as_json: AsJson = False,
     ) -> None:
         from flashnext.bench.hold import parse_size
-        from flashnext.bench.invocation import DEFAULT_ARMS, Asked
+        from flashnext.bench.invocation import Asked
 
         options = [*(["--model", str(model)] if model else []), *(["--head", str(head)] if head else [])]
         asked = Asked(
             what=what,
             profile=profile,
-            arms=tuple(arm or DEFAULT_ARMS),
+            arms=tuple(arm or ()),
             commands=tuple(server_command or ()),
             builds=tuple(build or ()),
             out=out,
