@@ -37,6 +37,18 @@ def folder_lock(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a bench writes to ``folder`` at this moment."""
+    lock = FileLock(folder / ".lock")
+    if not Path(lock.lock_file).is_file():
+        return False
+    try:
+        with lock.acquire(timeout=0):
+            return False
+    except (Timeout, OSError):
+        return True
+
+
 def sitting() -> str:
     """This boot of this machine."""
     try:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flashnext.console import people, print_data, print_json, progress, say
+from flashnext.console import people, print_data, print_json, progress, say, tell
 from flashnext.errors import FlashnextError
+from flashnext.proc import is_nohup
 
 if TYPE_CHECKING:
     from flashnext.bench.driver import Progress
@@ -142,19 +145,29 @@ def _run(asked: Asked, *, show_plan: bool, as_json: bool) -> None:
     for remark in [*prepared.configured.remarks, *(f"left out: {t}" for t in prepared.plan.left_out)]:
         say(f"note: {remark}")
     ended = Ended()
-    with progress() as bar:
-        task = bar.add_task(asked.what, total=len(prepared.plan.sessions))
+    try:
+        with progress() as bar:
+            task = bar.add_task(asked.what, total=len(prepared.plan.sessions))
+            asked_servers = False
 
-        def report_progress(now: Progress) -> None:
-            ended.check()
-            text = (
-                f"{now.session.arm}, block {now.session.block + 1}: {now.text}, {_minutes(now.left_s)} left"
-            )
-            bar.update(task, completed=now.done, description=text)
-            if bar.disable:
-                say(f"[{now.done}/{now.total}] {text}")
+            def report_progress(now: Progress) -> None:
+                nonlocal asked_servers
+                asked_servers = True
+                ended.check()
+                text = f"{now.session.arm}, block {now.session.block + 1}: {now.text}"
+                text += f", {_minutes(now.left_s)} left"
+                bar.update(task, completed=now.done, description=text)
+                if bar.disable:
+                    say(f"[{now.done}/{now.total}] {text}")
 
-        reported, done = execute(prepared, command=["flashnext", *sys.argv[1:]], on_progress=report_progress)
+            command = ["flashnext", *sys.argv[1:]]
+            reported, done = execute(prepared, command=command, on_progress=report_progress)
+    except SystemExit:
+        if ended.by is not None:
+            _say_how_to_go_on(prepared, ended.by)
+        raise
+    if done and not asked_servers:
+        say("note: every process of this run has run before; to measure again, use another --out folder")
     if not as_json:
         _show_report(reported, as_json=False)
         raise_outcome(reported, done)
@@ -167,24 +180,47 @@ def _run(asked: Asked, *, show_plan: bool, as_json: bool) -> None:
     _show_report(reported, as_json=True)
 
 
+def _say_how_to_go_on(prepared: Prepared, number: int) -> None:
+    from flashnext.bench.running import existing
+
+    run = 0
+    with suppress(FlashnextError):
+        found = existing(prepared.folder)
+        run = len(found.processes) if found is not None else 0
+    of = len(prepared.plan.sessions)
+    text = f"ended by {signal.Signals(number).name}: {run} of {of} processes have run"
+    tell(sys.stderr, f"{text}; the same command goes on from there (samples in {prepared.folder})")
+
+
 class Ended:
-    """TERM and Ctrl-C unwind, so that the server ends and the report is written.
+    """TERM, Ctrl-C and a closed terminal unwind, so that the server ends and the report is written.
 
     What a handler raises while the interpreter forks is lost: ``check`` raises it again at the next step.
     """
 
     def __init__(self) -> None:
-        self._code: int | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._handle)
+        self.by: int | None = None
+        self._terminals = [stream.fileno() for stream in (sys.stdout, sys.stderr) if stream.isatty()]
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if not is_nohup(number):
+                signal.signal(number, self._handle)
 
     def _handle(self, number: int, _frame: object) -> None:
-        self._code = 128 + number
+        self.by = number
+        if number == signal.SIGHUP:
+            self._leave_terminals()
         self.check()
 
+    def _leave_terminals(self) -> None:
+        """They are closed: what is written to them on the way out would be an error that hides the end."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for handle in self._terminals:
+            os.dup2(nowhere, handle)
+        os.close(nowhere)
+
     def check(self) -> None:
-        if self._code is not None:
-            raise SystemExit(self._code)
+        if self.by is not None:
+            raise SystemExit(128 + self.by)
 
 
 def _show_plan(prepared: Prepared, *, as_json: bool) -> None:
