@@ -125,7 +125,7 @@ def execute(
     check_extra()  # before hours of measuring, not behind them
     if not prepared.plan.sessions:
         raise UsageError("there is nothing to measure", context=prepared.plan.left_out)
-    with running.folder_lock(prepared.folder):
+    with running.folder_lock(prepared.folder), running.only_bench():
         before = running.existing(prepared.folder)
         if before is not None:  # before a service is stopped for it, and before anything is written
             running.check_same(before, prepared.plan, prepared.gates)

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashnext import paths, services
-from flashnext.bench.running import is_locked
 from flashnext.console import tell
 from flashnext.errors import GpuBusyError
 from flashnext.proc import detach, is_nohup, run, wait_until
 
 _STOP_S = 90.0
-ARMS = "arms"  # where a bench writes the profiles of its arms, in its folder
 # a notify socket and watchdog of the old process are not the new one's
 _OF_THE_OLD_PROCESS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "INVOCATION_ID", "JOURNAL_STREAM")
 
@@ -42,13 +40,6 @@ def free_of_services(*, stop: bool) -> Iterator[list[str]]:
     however the block ends.
     """
     live = [s for s in services.every() if s.supervisor.alive]
-    benches = [s for s in live if _is_of_a_bench(s)]
-    if benches:
-        raise GpuBusyError(
-            "another bench is running here",
-            context=[f"port {s.port}: {s.profile_file}" for s in benches],
-            hint="wait until it has ended: two at once would measure each other",
-        )
     if live and not stop:
         raise GpuBusyError(
             "a service is running here",
@@ -72,12 +63,6 @@ def free_of_services(*, stop: bool) -> Iterator[list[str]]:
         with _signals_put_off():
             for known in stopped:
                 _start(known)
-
-
-def _is_of_a_bench(service: services.Service) -> bool:
-    """Whether a bench that still runs has started it, from the profile of an arm in its folder."""
-    arms = Path(service.profile_file).parent
-    return arms.name == ARMS and is_locked(arms.parent)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flashnext.bench.running import folder_lock
+from flashnext.bench.running import only_bench
 from flashnext.bench.samples import read
 from flashnext.proc import wait_until
 
@@ -180,35 +180,25 @@ def test_a_disk_that_becomes_full_in_mid_run(bench: Shell) -> None:
     assert len({r.item + r.process for r in found.requests}) == len(found.requests)
 
 
-def service_record(root: Path, pid: int, profile_file: Path) -> None:
-    """The record of a service whose supervisor is the process ``pid``."""
-    record = root / "state/flashnext/serve/8080/state.json"
-    record.parent.mkdir(parents=True)
-    supervisor = {"name": "flashnext", "pid": pid, "started": psutil.Process(pid).create_time()}
-    record.write_text(
-        json.dumps(
-            {
-                "profile": "demo", "kind": "demo", "profile_file": str(profile_file), "port": 8080,
-                "url": "http://x", "state": "ready", "reason": "", "started": "2026-01-01T00:00:00Z",
-                "supervisor": supervisor,
-            }
-        )
-    )  # fmt: skip
-
-
-def test_the_server_of_another_bench_is_never_stopped(bench: Shell) -> None:
-    other = bench.root / "other"
-    with subprocess.Popen(["sleep", "60"]) as server, folder_lock(other):
-        service_record(bench.root, server.pid, other / "arms" / "control.yaml")
+def test_two_benches_do_not_measure_each_other(bench: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", bench.env["XDG_STATE_HOME"])
+    with only_bench():
         done = bench("decode", bench.arm("control"), "--out=out", "--processes=2", "--stop-service")
-        left_alone = server.poll() is None
-        server.kill()
-    assert left_alone
     assert done.returncode == 11 and "another bench is running" in done.stderr, done.stderr
 
 
 def test_a_live_service_is_in_the_way(bench: Shell) -> None:
-    service_record(bench.root, os.getpid(), Path("x"))
+    record = bench.root / "state/flashnext/serve/8080/state.json"
+    record.parent.mkdir(parents=True)
+    me = {"name": "flashnext", "pid": os.getpid(), "started": psutil.Process().create_time()}
+    record.write_text(
+        json.dumps(
+            {
+                "profile": "demo", "kind": "demo", "profile_file": "x", "port": 8080, "url": "http://x",
+                "state": "ready", "reason": "", "started": "2026-01-01T00:00:00Z", "supervisor": me,
+            }
+        )
+    )  # fmt: skip
     done = bench("decode", bench.arm("control"), "--out=out", "--processes=2")
     assert done.returncode == 11
     assert "error[gpu-busy]" in done.stderr and str(os.getpid()) in done.stderr
