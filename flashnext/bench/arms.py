@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -151,7 +152,7 @@ def from_commands(commands: Sequence[str]) -> Configured:
                 f"{entry!r} is not name=command", context=["for example: control='server --port {port}'"]
             )
         if text.startswith("http://"):
-            made.append(Arm(name=name, url=text.rstrip("/")))
+            made.append(Arm(name=name, url=_checked(name, text.rstrip("/"))))
             continue
         try:
             words = shlex.split(text)
@@ -180,6 +181,17 @@ def from_commands(commands: Sequence[str]) -> Configured:
             )
         )
     return Configured(tuple(made), None)
+
+
+def _checked(name: str, url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        whole = parts.hostname is not None and parts.port != 0
+    except ValueError:  # the port is no number
+        whole = False
+    if not whole:
+        raise ArmUnknownError(f"the address of arm {name} is no http://host:port", context=[url])
+    return url
 
 
 def _derived(base: Profile, arm: str) -> Profile:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from flashnext import builds, paths
 from flashnext.bench import facts as bench_facts
@@ -129,7 +130,8 @@ def execute(
         before = running.existing(prepared.folder)
         if before is not None:  # before a service is stopped for it, and before anything is written
             running.check_same(before, prepared.plan, prepared.gates)
-        with free_of_services(stop=asked.stop_service) as stopped:
+        measured = {urlsplit(arm.url).port or 80 for arm in prepared.configured.arms if arm.url is not None}
+        with free_of_services(stop=asked.stop_service, measured=measured) as stopped:
             return _measured(prepared, stopped, command=command, on_progress=on_progress)
 
 

@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +33,15 @@ class Stopped:
 
 
 @contextmanager
-def free_of_services(*, stop: bool) -> Iterator[list[str]]:
-    """While the block runs no service of this user does. Yields the remarks for the report.
+def free_of_services(*, stop: bool, measured: Collection[int] = ()) -> Iterator[list[str]]:
+    """While the block runs no service of this user does, but those on the ports that are measured themselves.
+
+    Yields the remarks for the report.
 
     Raises GpuBusyError where one is live and ``stop`` is not asked for. What was stopped is started again
     however the block ends.
     """
-    live = [s for s in services.every() if s.supervisor.alive]
+    live = [s for s in services.every() if s.supervisor.alive and s.port not in measured]
     if live and not stop:
         raise GpuBusyError(
             "a service is running here",

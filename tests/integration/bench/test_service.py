@@ -118,6 +118,21 @@ def test_a_service_is_stopped_for_the_run_and_started_again_however_it_ends(home
     assert running.state()["supervisor"] == again["supervisor"], "not stopped for a run that cannot be"
 
 
+def test_a_running_service_is_measured_by_its_address(home: BenchHome) -> None:
+    running, other = home.serve(), home.serve()
+    before = running.until_state("ready")
+    words = [f"--server-command=control={before['url']}/v1", f"--out={home.root / 'out'}"]
+    other.until_state("ready")
+    beside = bench(home, *words)
+    assert beside.returncode == 11 and f"port {other.port}" in beside.stderr
+    assert f"port {running.port}" not in beside.stderr
+    other.signal(signal.SIGTERM)
+    other.end()
+    done = bench(home, *words)
+    assert done.returncode == 0, done.stderr
+    assert running.state()["supervisor"] == before["supervisor"]
+
+
 def back(running: Running, before: dict[str, Any]) -> dict[str, Any] | None:
     """The state of the service that took the place of the one before, once it is ready."""
     state = running.state()
