@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -184,6 +185,19 @@ def stop(child: subprocess.Popen[Any], *, term_s: float = 5.0, again_s: float = 
             continue
     kill_group(child)
     return child.wait()
+
+
+def own_module(module: str, *words: str) -> list[str]:
+    """The command line of a module of ours.
+
+    ``-P`` keeps the folder that a person stands in out of it: a yaml.py there, or another checkout.
+    """
+    return [sys.executable, "-P", "-m", module, *words]
+
+
+def is_nohup(number: int) -> bool:
+    """Whether we were started with `nohup`: then the terminal's end is none of our business."""
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
 def wait_until(ready: Any, *, timeout_s: float, every_s: float = 0.05) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -151,9 +152,14 @@ def from_commands(commands: Sequence[str]) -> Configured:
                 f"{entry!r} is not name=command", context=["for example: control='server --port {port}'"]
             )
         if text.startswith("http://"):
-            made.append(Arm(name=name, url=text.rstrip("/")))
+            made.append(Arm(name=name, url=_checked(name, text.rstrip("/"))))
             continue
-        words = shlex.split(text)
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise ArmUnknownError(
+                f"the command of arm {name} cannot be read: {error}", context=[text]
+            ) from None
         environment: dict[str, str] = {}
         while words and "=" in words[0] and words[0].split("=")[0].isidentifier():
             key, _, value = words.pop(0).partition("=")
@@ -163,6 +169,8 @@ def from_commands(commands: Sequence[str]) -> Configured:
         minimum = environment.pop("FN_BENCH_MIN_TOKENS", None)
         if minimum is None and "LLAMA_PHASE_PREFILL_UBATCH" in environment:
             minimum = environment.get("LLAMA_PHASE_PREFILL_MIN_TOKENS", "0")
+        if minimum is not None and not minimum.isdecimal():
+            raise ArmUnknownError(f"arm {name}: {minimum!r} is no number of tokens", context=[text])
         made.append(
             Arm(
                 name=name,
@@ -173,6 +181,17 @@ def from_commands(commands: Sequence[str]) -> Configured:
             )
         )
     return Configured(tuple(made), None)
+
+
+def _checked(name: str, url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        whole = parts.hostname is not None and parts.port != 0
+    except ValueError:  # the port is no number
+        whole = False
+    if not whole:
+        raise ArmUnknownError(f"the address of arm {name} is no http://host:port", context=[url])
+    return url
 
 
 def _derived(base: Profile, arm: str) -> Profile:

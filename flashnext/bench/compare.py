@@ -23,6 +23,10 @@ CAUTION = (
     "two runs, unpaired: a difference of machine, clocks or temperature between them is in these ratios; "
     "only arms of one run are compared fairly"
 )
+_ORIGIN = (
+    "profile_facts.devices", "model.file", "model.size_bytes", "host.cpu", "host.cores", "gpu.cards",
+    "gpu.driver", "vram_limit.left_free_bytes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Row:
 def load(path: Path) -> Result:
     """A result.json, or that of a folder. Raises SamplesUnreadableError."""
     file = results.file_in(path) if path.is_dir() else path
-    hint = "compare takes a result.json or its folder"
+    hint = "compare takes a result.json or its folder (from llama-bench's: `flashnext bench import`)"
     if path.is_dir() and not file.exists() and sample_file(path).exists():
         hint = f"`flashnext bench report {path}` writes it from the samples"
     try:
@@ -95,6 +99,28 @@ def compare(a: Result, b: Result) -> list[Row]:
     return rows
 
 
+def differences(a: Result, b: Result) -> list[str]:
+    """What the two were not measured with alike: ``name: x in A, y in B``."""
+    pairs = {"profile": (a.profile, b.profile), "seed": (a.seed, b.seed)}
+    pairs |= {name: (_fact(a, name), _fact(b, name)) for name in _ORIGIN}
+    return [f"{name}: {x} in A, {y} in B" for name, (x, y) in pairs.items() if x != y]
+
+
+def contents(result: Result) -> str:
+    """Arms and cells of a result in a line."""
+    cells = dict.fromkeys(f"{c.scenario} {c.cell}" for c in result.cells)
+    return f"arms {', '.join(result.arms)}; cells {', '.join(cells) or 'none'}"
+
+
+def _fact(result: Result, name: str) -> Any:
+    found: Any = result.facts
+    for key in name.split("."):
+        found = found.get(key) if isinstance(found, dict) else None
+    if isinstance(found, list):
+        return ", ".join(str(card.get("name")) for card in found if isinstance(card, dict))
+    return "nothing" if found is None else found
+
+
 def unpaired_ratio(a: Sequence[float], b: Sequence[float], *, level: float = LEVEL) -> Ratio:
     """Ratio of the geometric means b / a with Welch's interval over processes; n is the smaller count."""
     x, y = np.log(np.asarray(a, dtype=float)), np.log(np.asarray(b, dtype=float))
@@ -110,5 +136,5 @@ def unpaired_ratio(a: Sequence[float], b: Sequence[float], *, level: float = LEV
     return Ratio(n, math.exp(estimate), math.exp(estimate - reach), math.exp(estimate + reach), level)
 
 
-def as_json(rows: Sequence[Row]) -> dict[str, Any]:
-    return {"caution": CAUTION, "rows": [asdict(r) for r in rows]}
+def as_json(rows: Sequence[Row], different: Sequence[str]) -> dict[str, Any]:
+    return {"caution": CAUTION, "differences": list(different), "rows": [asdict(r) for r in rows]}

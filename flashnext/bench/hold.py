@@ -12,14 +12,13 @@ import json
 import re
 import select
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from flashnext.bench.cuda import LIBRARY, CudaError, Driver
 from flashnext.errors import UsageError, VramHoldFailedError
-from flashnext.proc import environment, start, stop
+from flashnext.proc import environment, own_module, start, stop
 
 _UNITS = {"": 1, "MIB": 2**20, "GIB": 2**30, "MB": 10**6, "GB": 10**9}
 _CHUNK_BYTES = 2**30
@@ -75,7 +74,7 @@ def vram_limit(limit_bytes: int | None, *, library: str = LIBRARY) -> Iterator[l
     if limit_bytes is None:
         yield []
         return
-    words = [sys.executable, "-m", "flashnext.bench.hold", "--limit", str(limit_bytes), "--library", library]
+    words = own_module("flashnext.bench.hold", "--limit", str(limit_bytes), "--library", library)
     child = start(words, env=environment(also=("PYTHONPATH", "VIRTUAL_ENV")), stdout=subprocess.PIPE)
     try:
         assert child.stdout is not None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from flashnext import builds, paths
 from flashnext.bench import facts as bench_facts
@@ -33,7 +34,7 @@ class Asked:
 
     what: str
     profile: str
-    arms: tuple[str, ...] = DEFAULT_ARMS
+    arms: tuple[str, ...] = ()  # none named: DEFAULT_ARMS
     commands: tuple[str, ...] = ()
     builds: tuple[str, ...] = ()
     out: Path | None = None
@@ -66,12 +67,18 @@ def prepare(asked: Asked) -> Prepared:
         asked.out or paths.bench_runs_dir() / f"{asked.what}-{asked.profile.replace('/', '-')}"
     ).resolve()
     if asked.commands:
+        if asked.arms or asked.builds:
+            raise UsageError(
+                "--server-command names all arms of its run: it does not go with --arm or --build",
+                context=[*asked.arms, *asked.builds],
+                hint="give every arm by --server-command, or every arm by --arm",
+            )
         configured = from_commands(asked.commands)
     else:
         named = _pairs(asked.builds)
         for key in named.values():
             builds.get_build(key)
-        configured = from_profile(asked.profile, asked.arms, folder / "arms", named=named)
+        configured = from_profile(asked.profile, asked.arms or DEFAULT_ARMS, folder / "arms", named=named)
     scenarios = load_scenarios()
     if asked.settings is not None:
         known = settings_names(scenarios.values(), gate_names(asked.gates_file))
@@ -115,35 +122,48 @@ def execute(
     prepared: Prepared, *, command: Sequence[str], on_progress: Callable[[Progress], None]
 ) -> tuple[report.Reported, bool]:
     """Run what is left and write the report; the second value is whether every process has run."""
-    asked, configured = prepared.asked, prepared.configured
+    asked = prepared.asked
     check_extra()  # before hours of measuring, not behind them
-    with (
-        running.folder_lock(prepared.folder),
-        free_of_services(stop=asked.stop_service) as stopped,
-    ):
-        with vram_limit(asked.limit_bytes) as held:
-            pass  # whether it can be held at all is known before the first process; each has its own
-        configured.write()
-        facts = bench_facts.collect(
-            configured.arms, [*configured.remarks, *stopped], configured.profile_facts
-        )
-        facts |= _devices_facts(asked, held, has_gpu=bool(facts["gpu"].get("cards")))
-        options = Options(
-            start_limit_s=asked.start_limit_s,
-            serve=asked.serve_options,
-            max_s=asked.max_minutes * 60 if asked.max_minutes is not None else None,
-            watch_memory=asked.watch_memory,
-            limit_bytes=asked.limit_bytes,
-            on_progress=on_progress,
-        )
-        run = partial(running.run, prepared.folder, prepared.plan, prepared.gates, configured.arms)
-        try:
-            done = run(command=command, facts=facts, options=options)
-        except (KeyboardInterrupt, SystemExit):
-            with suppress(FlashnextError):  # of what was finished; the same command goes on from there
-                report.write(prepared.folder)
-            raise
-        return report.write(prepared.folder), done
+    if not prepared.plan.sessions:
+        raise UsageError("there is nothing to measure", context=prepared.plan.left_out)
+    with running.folder_lock(prepared.folder), running.only_bench():
+        before = running.existing(prepared.folder)
+        if before is not None:  # before a service is stopped for it, and before anything is written
+            running.check_same(before, prepared.plan, prepared.gates)
+        measured = {urlsplit(arm.url).port or 80 for arm in prepared.configured.arms if arm.url is not None}
+        with free_of_services(stop=asked.stop_service, measured=measured) as stopped:
+            return _measured(prepared, stopped, command=command, on_progress=on_progress)
+
+
+def _measured(
+    prepared: Prepared,
+    remarks: Sequence[str],
+    *,
+    command: Sequence[str],
+    on_progress: Callable[[Progress], None],
+) -> tuple[report.Reported, bool]:
+    asked, configured = prepared.asked, prepared.configured
+    with vram_limit(asked.limit_bytes) as held:
+        pass  # whether it can be held at all is known before the first process; each has its own
+    configured.write()
+    facts = bench_facts.collect(configured.arms, [*configured.remarks, *remarks], configured.profile_facts)
+    facts |= _devices_facts(asked, held, has_gpu=bool(facts["gpu"].get("cards")))
+    options = Options(
+        start_limit_s=asked.start_limit_s,
+        serve=asked.serve_options,
+        max_s=asked.max_minutes * 60 if asked.max_minutes is not None else None,
+        watch_memory=asked.watch_memory,
+        limit_bytes=asked.limit_bytes,
+        on_progress=on_progress,
+    )
+    run = partial(running.run, prepared.folder, prepared.plan, prepared.gates, configured.arms)
+    try:
+        done = run(command=command, facts=facts, options=options)
+    except (KeyboardInterrupt, SystemExit):
+        with suppress(FlashnextError):  # of what was finished; the same command goes on from there
+            report.write(prepared.folder)
+        raise
+    return report.write(prepared.folder), done
 
 
 def _devices_facts(asked: Asked, held: list[dict[str, Any]], *, has_gpu: bool) -> dict[str, Any]:

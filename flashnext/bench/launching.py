@@ -7,7 +7,6 @@ import os
 import re
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from flashnext.bench.arms import REHEARSAL, Arm
 from flashnext.bench.facts import build_facts, model_facts
 from flashnext.bench.servers import CommandServer, Server, StartedServer, UrlServer, free_port, is_healthy
 from flashnext.markers import parse
-from flashnext.proc import Done, environment, run, start, stop, wait_until
+from flashnext.proc import Done, environment, own_module, run, start, stop, wait_until
 
 _URL = re.compile(r"^(http://\S+?)(/v1)?$")
 # `flashnext serve` has to find the same builds, models and state as the bench.
@@ -38,7 +37,7 @@ def _reason(done: Done) -> str:
 
 
 def _serve(arm: Arm, port: int) -> list[str]:
-    return [sys.executable, "-m", "flashnext", "serve", "--profile", str(arm.profile), "--port", str(port)]
+    return own_module("flashnext", "serve", "--profile", str(arm.profile), "--port", str(port))
 
 
 class ServiceServer(StartedServer):

@@ -9,13 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from flashnext.bench.cuda import LIBRARY, CudaError, Driver
-from flashnext.proc import environment, run
+from flashnext.proc import environment, own_module, run
 
 BLOCK_BYTES = 256 * 2**20
 ROUNDS = 9
@@ -52,7 +51,7 @@ def _speed(driver: Driver, lanes: Sequence[tuple[int, int, int, Any]], block: in
 def probe(*, library: str = LIBRARY, timeout_s: float = 120.0) -> dict[str, Any]:
     """Measure in a process of its own; ``{"failure": reason}`` where there is nothing to measure."""
     done = run(
-        [sys.executable, "-m", "flashnext.bench.link", "--library", library],
+        own_module("flashnext.bench.link", "--library", library),
         env=environment(also=("PYTHONPATH", "VIRTUAL_ENV")),
         timeout_s=timeout_s,
     )

@@ -76,7 +76,7 @@ def over_depth(result: Result, metric: str, title: str) -> str | None:
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [f"{t:,}" for t in ticks])
         axes.minorticks_off()
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, axes.dataLim.y1 * 1.05)  # or values that are alike lie on the edge, half cut off
         axes.set_xlabel("prompt, tokens")
         axes.set_ylabel(f"{title}, {unit}")
         _legend(axes)

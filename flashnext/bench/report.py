@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flashnext.artefacts import write_atomic, write_json
+from pydantic import ValidationError
+
+from flashnext.artefacts import state_written, write_atomic, write_json
 from flashnext.bench import prefill_times
 from flashnext.bench import result as results
 from flashnext.bench import samples as sample_files
@@ -19,6 +21,7 @@ from flashnext.bench.plots import all_plots
 from flashnext.bench.result import Result
 from flashnext.bench.samples import Samples
 from flashnext.bench.verdicts import judge
+from flashnext.errors import SamplesUnreadableError
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -38,21 +41,28 @@ def write(folder: Path) -> Reported:
     gates = judge_samples(samples, result)
     document = {**result.model_dump(mode="json"), "gates": [g.model_dump(mode="json") for g in gates]}
     document["outcome"] = str(overall(gates))
-    write_json(results.file_in(folder), document)
     plots = all_plots(result, samples)
-    for title, svg in plots.items():
-        write_atomic(folder / "plots" / f"{_slug(title)}.svg", svg)
     view = _view(result, gates, samples)
     view["plots"] = [{"title": t, "svg": svg, "file": f"plots/{_slug(t)}.svg"} for t, svg in plots.items()]
-    for name in ("report.md", "report.html"):
-        write_atomic(folder / name, render(name, view))
+    pages = {name: render(name, view) for name in ("report.md", "report.html")}
+    with state_written(folder):
+        write_json(results.file_in(folder), document)
+        for title, svg in plots.items():
+            write_atomic(folder / "plots" / f"{_slug(title)}.svg", svg)
+        for name, page in pages.items():
+            write_atomic(folder / name, page)
     return Reported(result, gates, folder)
 
 
 def judge_samples(samples: Samples, result: Result) -> list[GateResult]:
     """The run's own frozen gates over its result."""
     header = samples.header
-    return judge(result, Gates.model_validate(header.gates), {s["id"] for s in header.plan["scenarios"]})
+    try:
+        gates = Gates.model_validate(header.gates)
+    except ValidationError as error:
+        places = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:4]]
+        raise SamplesUnreadableError("the samples' header holds no gates", context=places) from None
+    return judge(result, gates, {s["id"] for s in header.plan["scenarios"]})
 
 
 def render(name: str, view: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from flashnext import paths
 from flashnext.artefacts import state_written
 from flashnext.bench import samples as sample_files
 from flashnext.bench.arms import Arm
@@ -18,19 +19,35 @@ from flashnext.bench.driver import Driver, Options
 from flashnext.bench.gates import Gates
 from flashnext.bench.plan import Plan
 from flashnext.bench.samples import Header, Samples, Writer
-from flashnext.errors import LockedError, SamplesMismatchError
+from flashnext.errors import GpuBusyError, LockedError, SamplesMismatchError
 
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
     """One bench per folder."""
-    lock = FileLock(folder / ".lock")
-    with state_written(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / ".lock", LockedError(f"another bench writes to {folder}")):
+        yield
+
+
+@contextmanager
+def only_bench() -> Iterator[None]:
+    """One bench of a user at a time. Its servers are not always services that another would see."""
+    hint = "wait until it has ended: two at once would measure each other"
+    with _locked(
+        paths.bench_runs_dir() / ".running", GpuBusyError("another bench is running here", hint=hint)
+    ):
+        yield
+
+
+@contextmanager
+def _locked(file: Path, held: LockedError) -> Iterator[None]:
+    lock = FileLock(file)
+    with state_written(file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise LockedError(f"another bench writes to {folder}") from None
+            raise held from None
     try:
         yield
     finally:

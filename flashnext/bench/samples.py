@@ -22,11 +22,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from flashnext.artefacts import Artefact
+from flashnext.artefacts import Artefact, state_written
+from flashnext.bench.plan import Plan
 from flashnext.errors import SamplesUnreadableError
 
 NAME = "samples.jsonl"
@@ -119,7 +120,7 @@ class End(Artefact):
 
 
 Row = Header | Process | Request | End
-_ROW: TypeAdapter[Row] = TypeAdapter(Row)
+_ROW: TypeAdapter[Row] = TypeAdapter(Annotated[Row, Field(discriminator="type")])
 
 
 class Samples:
@@ -140,6 +141,8 @@ class Samples:
             elif isinstance(row, Process):
                 started[row.process] = row
                 self.sitting[row.process] = sitting
+            elif row.process not in started:
+                continue  # its first line is damaged: the next attempt has its name and is counted instead
             elif isinstance(row, Request):
                 requests.setdefault(row.process, []).append(row)
             else:
@@ -202,11 +205,15 @@ def file_in(folder: Path) -> Path:
 
 
 def read(path: Path) -> Samples:
-    """Read samples. A torn line (its writer was killed) is counted; any other line must be a row."""
+    """Read samples. A torn line (its writer was killed) is counted; any other line must be a row.
+
+    Raises SamplesUnreadableError: no such file, a line that is no row, another version's format, or processes
+    that the plan in the header does not have.
+    """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise SamplesUnreadableError(f"cannot read {path}", context=[str(error)]) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise SamplesUnreadableError(f"cannot read {path}", context=[str(error)]) from None
     rows: list[Row] = []
     torn = 0
     for number, line in enumerate(lines, 1):
@@ -217,29 +224,64 @@ def read(path: Path) -> Samples:
         except ValueError:
             torn += 1  # the next writer began on a new line
             continue
+        version = data.get("schema_version", SCHEMA) if isinstance(data, dict) else SCHEMA
+        if version != SCHEMA:
+            raise SamplesUnreadableError(
+                f"{path}:{number} was written by another version of flashnext",
+                context=[f"its format is {version}, this version reads {SCHEMA}"],
+                hint="read it with the version that wrote it, or begin a new --out folder",
+            )
         try:
             rows.append(_ROW.validate_python(data))
         except ValidationError as error:
             raise SamplesUnreadableError(
-                f"{path}:{number} is not a row of samples", context=str(error).splitlines()[:6]
-            ) from error
-    return Samples(rows, torn)
+                f"{path}:{number} is not a row of samples",
+                context=_lines(error),
+            ) from None
+    arms = _planned_arms(path, rows)
+    samples = Samples(rows, torn)
+    strange = [f"{p.process}, arm {p.arm}" for p in samples.processes if arms.get(p.index) != p.arm]
+    if samples.headers and strange:  # somebody's edit: what it stands for would never be run
+        raise SamplesUnreadableError(f"{path} has processes that its plan does not have", context=strange[:4])
+    return samples
+
+
+def _planned_arms(path: Path, rows: Iterable[Row]) -> dict[int, str]:
+    """Index of a session -> its arm, by the first header; empty where there is none."""
+    header = next((row for row in rows if isinstance(row, Header)), None)
+    if header is None:
+        return {}
+    try:
+        return {s.index: s.arm for s in Plan.model_validate(header.plan).sessions}
+    except ValidationError as error:
+        what = f"the header of {path} holds no plan of a run"
+        raise SamplesUnreadableError(what, context=_lines(error)) from None
+
+
+def _lines(error: ValidationError) -> list[str]:
+    return [f"{'.'.join(map(str, e['loc'])) or 'it'}: {e['msg']}" for e in error.errors()[:4]]
 
 
 class Writer:
-    """Appends rows; a row is on the disk when ``add`` returns. One writer at a time (the caller locks)."""
+    """Appends rows; a row is on the disk when ``add`` returns. One writer at a time (the caller locks).
+
+    Raises StateNotWritableError; a part of a row that it leaves is a torn line for the reader.
+    """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        if _ends_in_mid_line(path):
-            os.write(self._handle, b"\n")
+        self._path = path
+        with state_written(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            if _ends_in_mid_line(path):
+                os.write(self._handle, b"\n")
 
     def add(self, row: Row) -> None:
         data = row.model_dump_json(exclude_defaults=False).encode() + b"\n"
-        if os.write(self._handle, data) != len(data):
-            raise OSError("the row was not written whole: is the disk full?")
-        os.fsync(self._handle)
+        with state_written(self._path):
+            while data:  # a disk that becomes full takes a part, and says why at the next try
+                data = data[os.write(self._handle, data) :]
+            os.fsync(self._handle)
 
     def __enter__(self) -> Writer:
         return self

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+from flashnext.artefacts import state_written
 from flashnext.bench.arms import Arm
 from flashnext.errors import ArmServerFailedError
 from flashnext.loopback import UnreachableError, request
@@ -83,8 +84,9 @@ class StartedServer(Server):
     def __init__(self, arm: Arm, log: Path) -> None:
         super().__init__(log)
         self.arm = arm
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self._stream: IO[bytes] = log.open("ab")
+        with state_written(log):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            self._stream: IO[bytes] = log.open("ab")
         self._child: subprocess.Popen[str] | None = None
 
     @property

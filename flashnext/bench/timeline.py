@@ -76,7 +76,7 @@ class Pass:
 def read(path: Path) -> list[Pass]:
     """Every pass of a file. Raises SamplesUnreadableError for what is no such file."""
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = _rows(path.read_text(encoding="utf-8"))
         stops = sorted((r for r in rows if r["what"] == "stop"), key=lambda r: r["t_reached_us"])
         uploads = [
             Span("upload", r["device"], r["layer"], r["t_begin_us"], r["t_end_us"], r["bytes_uploaded"])
@@ -92,6 +92,18 @@ def read(path: Path) -> list[Pass]:
     if not passes:
         raise SamplesUnreadableError(f"{path} holds no pass", context=["no line says `stop`"], hint=_HINT)
     return passes
+
+
+def _rows(text: str) -> list[Any]:
+    """The lines as JSON; the last one may be cut, where its writer was ended in the middle of it."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    rows = [json.loads(line) for line in lines[:-1]]
+    try:
+        rows += [json.loads(line) for line in lines[-1:]]
+    except ValueError:
+        if not rows or text.endswith("\n"):
+            raise
+    return rows
 
 
 def choose(passes: Sequence[Pass], number: int | None) -> Pass:

@@ -85,7 +85,9 @@ class PipSettings(BaseModel):
 def ask_pip(python: str = sys.executable) -> PipSettings:
     """Ask the pip of a Python for its settings. Raises PipNotUsableError with pip's own words."""
     names = [name for name in os.environ if name.startswith("PIP_")]
-    done = proc.run([python, "-c", _ASK_PIP], env=proc.environment(also=[*names, *_PASSED_ON]), timeout_s=60)
+    done = proc.run(
+        [python, "-P", "-c", _ASK_PIP], env=proc.environment(also=[*names, *_PASSED_ON]), timeout_s=60
+    )
     try:
         if done.ok:
             return PipSettings.model_validate_json(done.out.strip().splitlines()[-1])

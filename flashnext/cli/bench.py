@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flashnext.console import people, print_data, print_json, progress, say
+from flashnext.console import people, print_data, print_json, progress, say, tell
 from flashnext.errors import FlashnextError
+from flashnext.proc import is_nohup
 
 if TYPE_CHECKING:
     from flashnext.bench.driver import Progress
@@ -40,7 +43,9 @@ Profile = Annotated[str, typer.Option(metavar="NAME", help="Name of a shipped pr
 Arms = Annotated[
     list[str] | None,
     typer.Option(
-        "--arm", help="control, candidate, transaction, bypass, vanilla, resident, without:FEATURE; repeat."
+        "--arm",
+        help="control, candidate, transaction, bypass, vanilla, resident, ubatch:TOKENS, without:FEATURE; "
+        "repeat.",
     ),
 ]
 Commands = Annotated[
@@ -64,7 +69,9 @@ StopService = Annotated[
     bool, typer.Option("--stop-service", help="Stop a running service for the run, and start it again.")
 ]
 MaxMinutes = Annotated[float | None, typer.Option(min=0, help="Stop between half blocks after so long.")]
-StartLimit = Annotated[float, typer.Option("--start-limit", help="Seconds until a server must be ready.")]
+StartLimit = Annotated[
+    float, typer.Option("--start-limit", min=0, help="Seconds until a server must be ready.")
+]
 NoMemory = Annotated[bool, typer.Option("--no-memory", help="Do not watch the devices' memory.")]
 Settings = Annotated[
     str | None, typer.Option(help="Settings, pace and gates of this name instead of the profile's own.")
@@ -97,13 +104,13 @@ def _scenario_command(what: str) -> Callable[..., None]:
         as_json: AsJson = False,
     ) -> None:
         from flashnext.bench.hold import parse_size
-        from flashnext.bench.invocation import DEFAULT_ARMS, Asked
+        from flashnext.bench.invocation import Asked
 
         options = [*(["--model", str(model)] if model else []), *(["--head", str(head)] if head else [])]
         asked = Asked(
             what=what,
             profile=profile,
-            arms=tuple(arm or DEFAULT_ARMS),
+            arms=tuple(arm or ()),
             commands=tuple(server_command or ()),
             builds=tuple(build or ()),
             out=out,
@@ -138,19 +145,29 @@ def _run(asked: Asked, *, show_plan: bool, as_json: bool) -> None:
     for remark in [*prepared.configured.remarks, *(f"left out: {t}" for t in prepared.plan.left_out)]:
         say(f"note: {remark}")
     ended = Ended()
-    with progress() as bar:
-        task = bar.add_task(asked.what, total=len(prepared.plan.sessions))
+    try:
+        with progress() as bar:
+            task = bar.add_task(asked.what, total=len(prepared.plan.sessions))
+            asked_servers = False
 
-        def report_progress(now: Progress) -> None:
-            ended.check()
-            text = (
-                f"{now.session.arm}, block {now.session.block + 1}: {now.text}, {_minutes(now.left_s)} left"
-            )
-            bar.update(task, completed=now.done, description=text)
-            if bar.disable:
-                say(f"[{now.done}/{now.total}] {text}")
+            def report_progress(now: Progress) -> None:
+                nonlocal asked_servers
+                asked_servers = True
+                ended.check()
+                text = f"{now.session.arm}, block {now.session.block + 1}: {now.text}"
+                text += f", {_minutes(now.left_s)} left"
+                bar.update(task, completed=now.done, description=text)
+                if bar.disable:
+                    say(f"[{now.done}/{now.total}] {text}")
 
-        reported, done = execute(prepared, command=["flashnext", *sys.argv[1:]], on_progress=report_progress)
+            command = ["flashnext", *sys.argv[1:]]
+            reported, done = execute(prepared, command=command, on_progress=report_progress)
+    except SystemExit:
+        if ended.by is not None:
+            _say_how_to_go_on(prepared, ended.by)
+        raise
+    if done and not asked_servers:
+        say("note: every process of this run has run before; to measure again, use another --out folder")
     if not as_json:
         _show_report(reported, as_json=False)
         raise_outcome(reported, done)
@@ -163,24 +180,47 @@ def _run(asked: Asked, *, show_plan: bool, as_json: bool) -> None:
     _show_report(reported, as_json=True)
 
 
+def _say_how_to_go_on(prepared: Prepared, number: int) -> None:
+    from flashnext.bench.running import existing
+
+    run = 0
+    with suppress(FlashnextError):
+        found = existing(prepared.folder)
+        run = len(found.processes) if found is not None else 0
+    of = len(prepared.plan.sessions)
+    text = f"ended by {signal.Signals(number).name}: {run} of {of} processes have run"
+    tell(sys.stderr, f"{text}; the same command goes on from there (samples in {prepared.folder})")
+
+
 class Ended:
-    """TERM and Ctrl-C unwind, so that the server ends and the report is written.
+    """TERM, Ctrl-C and a closed terminal unwind, so that the server ends and the report is written.
 
     What a handler raises while the interpreter forks is lost: ``check`` raises it again at the next step.
     """
 
     def __init__(self) -> None:
-        self._code: int | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._handle)
+        self.by: int | None = None
+        self._terminals = [stream.fileno() for stream in (sys.stdout, sys.stderr) if stream.isatty()]
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if not is_nohup(number):
+                signal.signal(number, self._handle)
 
     def _handle(self, number: int, _frame: object) -> None:
-        self._code = 128 + number
+        self.by = number
+        if number == signal.SIGHUP:
+            self._leave_terminals()
         self.check()
 
+    def _leave_terminals(self) -> None:
+        """They are closed: what is written to them on the way out would be an error that hides the end."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for handle in self._terminals:
+            os.dup2(nowhere, handle)
+        os.close(nowhere)
+
     def check(self) -> None:
-        if self._code is not None:
-            raise SystemExit(self._code)
+        if self.by is not None:
+            raise SystemExit(128 + self.by)
 
 
 def _show_plan(prepared: Prepared, *, as_json: bool) -> None:
@@ -247,9 +287,15 @@ def compare(
     """Two results side by side (B over A)."""
     from flashnext.bench import compare as comparing
 
-    rows = comparing.compare(comparing.load(a), comparing.load(b))
+    first, second = comparing.load(a), comparing.load(b)
+    rows, different = comparing.compare(first, second), comparing.differences(first, second)
     if as_json:
-        print_json(comparing.as_json(rows))
+        print_json(comparing.as_json(rows, different))
+        return
+    if not rows:
+        say("the two have no cell of one arm in common")
+        say(f"A: {comparing.contents(first)}")
+        say(f"B: {comparing.contents(second)}")
         return
     _table(
         ["scenario", "metric", "cell", "arm", "A", "B", "B / A", "interval", "n", "verdict"],
@@ -261,7 +307,8 @@ def compare(
             for r in rows
         ],
     )  # fmt: skip
-    say(f"note: {comparing.CAUTION}" if rows else "the two have no cell in common")
+    for line in (comparing.CAUTION, *different):
+        say(f"note: {line}")
 
 
 @app.command()
@@ -274,12 +321,13 @@ def timeline(
     as_json: AsJson = False,
 ) -> None:
     """Draw the uploads of a prompt's pass over its compute."""
-    from flashnext.artefacts import write_atomic
+    from flashnext.artefacts import state_written, write_atomic
     from flashnext.bench import timeline as lanes
 
     passes = lanes.read(file)
     chosen = lanes.choose(passes, number)
-    write_atomic(out, lanes.svg(chosen))
+    with state_written(out):
+        write_atomic(out, lanes.svg(chosen))
     if as_json:
         print_json({"plot": str(out), "passes": [p.summary() for p in passes]})
         return

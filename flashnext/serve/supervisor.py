@@ -17,6 +17,7 @@ from flashnext import failures, markers
 from flashnext.errors import FlashnextError
 from flashnext.failures import Action, Finding, ending
 from flashnext.probe.host import oom_kills
+from flashnext.proc import is_nohup
 from flashnext.profile.fit import CARD_RESERVE, mib
 from flashnext.serve import host, prober, record, transaction
 from flashnext.serve.child import Child
@@ -87,7 +88,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Serve until the end. Returns 128 + the signal that ended it; raises what made it impossible."""
-        previous = {number: signal.signal(number, self._caught) for number in _STOP_SIGNALS}
+        previous = {n: signal.signal(n, self._caught) for n in _STOP_SIGNALS if not is_nohup(n)}
         # a core of a process with pinned weights would be as large as the model
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         control = Control(

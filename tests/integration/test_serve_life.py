@@ -56,13 +56,28 @@ def test_environment_and_flags_of_the_children(home: FakeHome) -> None:
 
 
 @pytest.mark.parametrize("moment", ["starting", "warming", "ready"])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_stopped_at_any_moment_leaves_nothing(home: FakeHome, moment: str, number: int, code: int) -> None:
     home.behave({"starting": {"load_s": 60}, "warming": {"at_request": 2, "hang": True}, "ready": {}}[moment])
     running = home.serve(profile=home.profile(life={"check_limit_s": 60}))
     running.until_state(moment)
     running.signal(number)
     assert running.end() == code
+    home.nothing_left()
+
+
+def test_nohup_outlives_its_terminal(home: FakeHome) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does for what it starts
+    try:
+        running = home.serve()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    running.until_state("ready")
+    running.signal(signal.SIGHUP)
+    running.signal(signal.SIGTERM)
+    assert running.end() == 143, "by what came after it"
     home.nothing_left()
 
 

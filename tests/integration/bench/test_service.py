@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serve_home import FakeHome, until
+from serve_home import FakeHome, Running, until
 
 from flashnext.bench import samples as files
 from flashnext.builds import Build, file_sha256
@@ -105,14 +107,59 @@ def test_a_service_is_stopped_for_the_run_and_started_again_however_it_ends(home
     command = f"--server-command=control={sys.executable} {SERVER} {arm} {{port}}"
     refused = bench(home, command, f"--out={home.root / 'out'}")
     assert refused.returncode == 11 and "error[gpu-busy]" in refused.stderr
+    assert running.state()["supervisor"] == before["supervisor"]
     failed = bench(home, command, f"--out={home.root / 'out'}", "--stop-service")
     assert failed.returncode == 8, failed.stderr
     assert "stopping the service" in failed.stderr and "again" in failed.stderr
-    file = home.root / "state/flashnext/serve" / str(running.port) / "state.json"
-
-    def back() -> Any:
-        state = json.loads(file.read_text())
-        return state if state["state"] == "ready" and state["supervisor"] != before["supervisor"] else None
-
-    again = until(back, "the service is ready again")
+    again = until(lambda: back(running, before), "the service is ready again")
     assert again["profile"] == before["profile"] and again["port"] == before["port"]
+    other = bench(home, command, f"--out={home.root / 'out'}", "--stop-service", "--seed=2")
+    assert other.returncode == 2 and "another plan" in other.stderr
+    assert running.state()["supervisor"] == again["supervisor"], "not stopped for a run that cannot be"
+
+
+def test_a_running_service_is_measured_by_its_address(home: BenchHome) -> None:
+    running, other = home.serve(), home.serve()
+    before = running.until_state("ready")
+    words = [f"--server-command=control={before['url']}/v1", f"--out={home.root / 'out'}"]
+    other.until_state("ready")
+    beside = bench(home, *words)
+    assert beside.returncode == 11 and f"port {other.port}" in beside.stderr
+    assert f"port {running.port}" not in beside.stderr
+    other.signal(signal.SIGTERM)
+    other.end()
+    done = bench(home, *words)
+    assert done.returncode == 0, done.stderr
+    assert running.state()["supervisor"] == before["supervisor"]
+
+
+def back(running: Running, before: dict[str, Any]) -> dict[str, Any] | None:
+    """The state of the service that took the place of the one before, once it is ready."""
+    state = running.state()
+    new = state.get("supervisor") != before["supervisor"]
+    return state if new and state.get("state") == "ready" else None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("moment", ["stopping the service", "decode 256"])
+def test_a_service_comes_back_where_nobody_reads_any_more(
+    home: BenchHome, number: signal.Signals, moment: str
+) -> None:
+    """Ctrl-C ends a `tee` as well, and a terminal that is closed takes no line."""
+    running = home.serve()
+    before = running.until_state("ready")
+    arm = home.root / "arm.json"
+    arm.write_text("{}")
+    words = ["decode", "--settings=demo", "--processes=8", "--stop-service", f"--out={home.root / 'out'}"]
+    command = f"--server-command=control={sys.executable} {SERVER} {arm} {{port}}"
+    run = subprocess.Popen(
+        [sys.executable, "-m", "flashnext", "bench", *words, command],
+        env=home.env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert run.stderr is not None
+    assert any(moment in line for line in run.stderr)
+    until(lambda: running.state().get("state") != "ready", "the service is told to end")
+    run.send_signal(number)
+    run.stderr.close()
+    assert run.wait(60) == 128 + number
+    until(lambda: back(running, before), "the service is ready again")

@@ -184,7 +184,10 @@ def test_commands_take_their_environment_and_their_port() -> None:
     phase = "a=LLAMA_PHASE_PREFILL_UBATCH=2048 LLAMA_PHASE_PREFILL_MIN_TOKENS=2048 srv {port}"
     assert from_commands([phase]).arms[0].min_tokens == 2048
     assert second.url == "http://127.0.0.1:1"
-    for bad in ("srv --port {port}", "a=", "a=srv --port 80"):
+    for bad in (
+        "srv --port {port}", "a=", "a=srv --port 80", "a=srv 'open {port}",
+        "a=FN_BENCH_MIN_TOKENS=few srv {port}", "a=http://127.0.0.1:port", "a=http://",
+    ):  # fmt: skip
         with pytest.raises(ArmUnknownError):
             from_commands([bad])
 

@@ -9,10 +9,10 @@ import synthetic as made
 from typer.testing import CliRunner
 
 from flashnext.bench import compare, report, result
-from flashnext.bench.samples import Samples, Writer
+from flashnext.bench.samples import Header, Samples, Writer
 from flashnext.bench.stats import Verdict
 from flashnext.cli.bench import app
-from flashnext.errors import SamplesUnreadableError
+from flashnext.errors import SamplesUnreadableError, StateNotWritableError
 
 RUNNER = CliRunner()
 
@@ -35,6 +35,39 @@ def test_a_release_that_got_slower_is_seen(tmp_path: Path) -> None:
     assert rows["decode_tps", "candidate"]["verdict"] == Verdict.WORSE
     assert rows["decode_tps", "control"]["verdict"] == Verdict.SAME
     assert "unpaired" in data["caution"]
+
+
+def test_what_two_runs_were_not_measured_with_alike_is_said(tmp_path: Path) -> None:
+    here = made.rows(made.plan(made.scenario("decode")))
+    header = here[0]
+    assert isinstance(header, Header)
+    there = [header.model_copy(update={"facts": {"host": {"cpu": "another"}}}), *here[1:]]
+    for name, rows in (("a", here), ("b", there)):
+        with Writer(tmp_path / name / "samples.jsonl") as writer:
+            for row in rows:
+                writer.add(row)
+        report.write(tmp_path / name)
+    done = RUNNER.invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json"])
+    assert json.loads(done.stdout)["differences"] == ["host.cpu: nothing in A, another in B"]
+    same = RUNNER.invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "a"), "--json"])
+    assert json.loads(same.stdout)["differences"] == []
+
+
+def test_two_runs_of_different_arms_say_what_they_have(tmp_path: Path) -> None:
+    (tmp_path / "bench.json").write_text(json.dumps(LLAMA_BENCH))
+    RUNNER.invoke(app, ["import", str(tmp_path / "bench.json"), "--out", str(tmp_path / "b")])
+    done = RUNNER.invoke(app, ["compare", str(folder(tmp_path / "a")), str(tmp_path / "b")])
+    assert done.exit_code == 0 and "┃" not in done.output
+    assert "A: arms control, candidate; cells decode 1024" in done.output
+    assert "B: arms llama-bench; cells prefill 512" in done.output
+
+
+def test_a_report_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    made_of = folder(tmp_path / "a")
+    (made_of / "report.md").unlink()
+    (made_of / "report.md").mkdir()
+    done = RUNNER.invoke(app, ["report", str(made_of)])
+    assert isinstance(done.exception, StateNotWritableError)
 
 
 def test_unpaired_ratios_err_in_under_five_percent() -> None:

@@ -1,10 +1,13 @@
 """From samples to verdicts and gates."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import synthetic as made
+from matplotlib.figure import Figure
 
 from flashnext.bench import plots, report, result
 from flashnext.bench.gates import Gates, Outcome, load_gates, overall
@@ -235,6 +238,21 @@ def test_memory_that_was_held_is_not_the_servers(tmp_path: Path) -> None:
     samples = Samples(rows)
     assert plots._in_use(samples, samples.requests[0]) == [[10 * 2**30], [7 * 2**30]]
     assert "Memory of the devices over a prompt" in plots.all_plots(result.compute(samples), samples)
+
+
+def test_speeds_that_are_alike_do_not_lie_on_the_edge_of_their_plot(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = result.compute(made.samples(made.plan(made.scenario("prefill"))))
+    tops: list[float] = []
+
+    def draw(paint: Callable[[Any], None]) -> str:
+        axes = Figure().subplots()
+        paint(axes)
+        tops.append(axes.get_ylim()[1])
+        return ""
+
+    monkeypatch.setattr(plots, "draw", draw)
+    plots.over_depth(found, "prefill_tps", "prefill")
+    assert tops and tops[0] >= 1.03 * max(c.median for c in found.cells if c.metric == "prefill_tps")
 
 
 def test_another_machine_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """samples.jsonl: nothing lost, nothing counted twice."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import synthetic as made
@@ -9,7 +11,7 @@ from flashnext.bench import samples as files
 from flashnext.bench.matching import halves
 from flashnext.bench.plan import items
 from flashnext.bench.samples import Samples, Writer
-from flashnext.errors import SamplesUnreadableError
+from flashnext.errors import SamplesUnreadableError, StateNotWritableError
 
 
 def write(path: Path, rows: list[files.Row]) -> None:
@@ -116,6 +118,68 @@ def test_a_line_that_is_no_row_is_an_error_with_its_number(tmp_path: Path) -> No
     path.write_text('{"type": "request", "speed": 5}\n')
     with pytest.raises(SamplesUnreadableError, match=r"samples.jsonl:1"):
         files.read(path)
+
+
+def lines(*rows: files.Row) -> list[dict[str, Any]]:
+    return [json.loads(row.model_dump_json()) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("number", "changes", "words"),
+    [
+        (0, {"schema_version": 2}, "another version"),
+        (0, {"plan": {}}, "no plan of a run"),
+        (0, {"plan": {"sessions": "none"}}, "no plan of a run"),
+        (1, {"arm": "mine"}, "its plan does not have"),
+        (1, {"index": 99}, "its plan does not have"),
+        (2, {"speed": 5}, "speed"),
+        (2, {"type": "answer"}, "not a row of samples"),
+    ],
+)
+def test_what_somebody_edited_or_another_version_wrote_is_refused(
+    tmp_path: Path, number: int, changes: dict[str, Any], words: str
+) -> None:
+    plan = made.plan(made.scenario("decode"))
+    first = plan.sessions[0]
+    rows = lines(
+        made.header(plan), made.process(first), made.request(first, next(items(plan, first)), 1, 1),
+        made.end("0.1", 1),
+    )  # fmt: skip
+    rows[number].update(changes)
+    path = tmp_path / "samples.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(SamplesUnreadableError) as caught:
+        files.read(path)
+    assert words in " ".join([caught.value.message, *caught.value.context])
+
+
+def test_a_process_whose_first_line_is_damaged_is_replaced_not_added_to(tmp_path: Path) -> None:
+    plan = made.plan(made.scenario("decode"))
+    first = plan.sessions[0]
+    whole: list[files.Row] = [
+        made.process(first), made.request(first, next(items(plan, first)), 1, 50), made.end("0.1", 1)
+    ]  # fmt: skip
+    path = tmp_path / "samples.jsonl"
+    write(path, [made.header(plan)])
+    with path.open("a") as stream:
+        stream.write('{"type": "process", "pro\n')
+    write(path, whole[1:])
+    assert files.read(path).done_for("") == set()
+    write(path, whole)  # as the run that resumes does, by the same name
+    found = files.read(path)
+    assert len(found.requests) == 1 and found.done_for("") == {0}
+
+
+def test_a_full_disk_has_its_reason() -> None:
+    writer = Writer(Path("/dev/full"))
+    with pytest.raises(StateNotWritableError, match="No space left"):
+        writer.add(made.header(made.plan(made.scenario("decode"))))
+
+
+def test_bytes_that_are_no_text_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "samples.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SamplesUnreadableError):
+        files.read(tmp_path / "samples.jsonl")
 
 
 def test_no_file_and_no_header_are_errors(tmp_path: Path) -> None:

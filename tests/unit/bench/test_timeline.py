@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from flashnext.bench import timeline
-from flashnext.errors import SamplesUnreadableError, UsageError
+from flashnext.cli.bench import app
+from flashnext.errors import SamplesUnreadableError, StateNotWritableError, UsageError
 
 
 def stop(number: int, layer: int, reached: int, released: int, device: int = 0) -> dict[str, Any]:
@@ -74,6 +76,22 @@ def test_two_devices_have_lanes_of_their_own(tmp_path: Path) -> None:
         stop(1, 0, 10, 10), stop(1, 1, 20, 20, device=1), stop(1, 2, 30, 30, device=1),
     )  # fmt: skip
     assert "device 1: compute" in timeline.svg(timeline.read(path)[0])
+
+
+def test_a_last_line_that_was_cut_is_left_out(file: Path) -> None:
+    whole = timeline.read(file)
+    with file.open("a") as stream:
+        stream.write('{"what": "stop", "pass": 5, "la')
+    assert timeline.read(file) == whole
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[-1], *lines[:-1]]) + "\n")
+    with pytest.raises(SamplesUnreadableError):
+        timeline.read(file)
+
+
+def test_a_plot_that_cannot_be_written(file: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["timeline", str(file), "--out", str(tmp_path)])
+    assert isinstance(done.exception, StateNotWritableError)
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", '{"what": "stop"}', "[1]", '{"what": "other"}', '{"a": 1}'])
