@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def _set(about_file: Path) -> Iterator[str]:
         sources.append(
             f"- [{name}]({_link(folder / name)}), {entry['date']}: `{entry['command']}`; {entry['note']}"
         )
-    for path in sorted(folder.glob("*/samples.jsonl")):
+    for path in _runs(folder, about):
         samples, found = bench_runs.read(path.parent)
         figures += found
         header = samples.header
@@ -68,7 +68,7 @@ def _set(about_file: Path) -> Iterator[str]:
     yield "<details><summary>Figures without a declared goal</summary>"
     yield "\n".join(_table([f for f in figures if not f.goal]))
     yield "</details>"
-    yield from _plots(folder)
+    yield from _plots(_runs(folder, about))
     yield "\n".join(_misses(figures, about.get("reasons") or {}))
     yield "\n".join(["Sources, each one sitting:", "", *sources])
 
@@ -97,9 +97,15 @@ def _link(path: Path) -> str:
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
 
 
-def _plots(folder: Path) -> Iterator[str]:
+def _runs(folder: Path, about: dict[str, Any]) -> list[Path]:
+    """The samples of the bench's runs beside it, but of those that it leaves out."""
+    left_out = about.get("left_out", {})
+    return [p for p in sorted(folder.glob("*/samples.jsonl")) if p.parent.name not in left_out]
+
+
+def _plots(runs: Iterable[Path]) -> Iterator[str]:
     """Of every run of the bench: prompts over depth, and the devices' memory over a prompt."""
-    for samples in sorted(folder.glob("*/samples.jsonl")):
+    for samples in runs:
         for title in ("Reading speed over depth", "Memory of the devices over a prompt"):
             plot = samples.parent / "plots" / f"{title.lower().replace(' ', '-')}.svg"
             if plot.exists():

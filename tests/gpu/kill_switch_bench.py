@@ -41,7 +41,13 @@ class Arm:
 
 
 VANILLA = Arm("vanilla", "CPU", "none")
-SWITCHES = {"LLAMA_MMAP_PIN_HOST": "0", "FN_TOPK": "0", "FN_TILED_QSA": "0", "FN_GET_ROWS": "0"}
+SWITCHES = {
+    "LLAMA_MMAP_PIN_HOST": "0",
+    "FN_TOPK": "0",
+    "FN_TILED_QSA": "0",
+    "FN_GET_ROWS": "0",
+    "FN_DRAFT_ROWS": "0",
+}
 OFF = Arm("off", "CPU", "none", SWITCHES)
 PINNED = Arm("pinned", "CUDA_Host", "none")
 MAPPED = Arm("mapped", "CPU", "mmap", {"LLAMA_MMAP_PIN_HOST": "0"})
