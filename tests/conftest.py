@@ -2,5 +2,7 @@
 
 import signal
 
-# A background job starts with SIGINT ignored, and every program that a test starts would inherit that.
+# A background job starts with SIGINT ignored, one under nohup with SIGHUP, and every program that a test
+# starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -52,7 +52,7 @@ def host() -> dict[str, Any]:
         "memory_total_bytes": found.total_bytes,
         "memory_available_bytes": found.available_bytes,
         "numa_nodes": len(nodes) or None,
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],  # the number; what follows names whoever built it
         "python": platform.python_version(),
     }
 

@@ -130,9 +130,16 @@ def execute(
         before = running.existing(prepared.folder)
         if before is not None:  # before a service is stopped for it, and before anything is written
             running.check_same(before, prepared.plan, prepared.gates)
-        measured = {urlsplit(arm.url).port or 80 for arm in prepared.configured.arms if arm.url is not None}
-        with free_of_services(stop=asked.stop_service, measured=measured) as stopped:
+        with free_of_services(stop=asked.stop_service, measured=_measured_ports(prepared)) as stopped:
             return _measured(prepared, stopped, command=command, on_progress=on_progress)
+
+
+def _measured_ports(prepared: Prepared) -> set[int]:
+    """Services that are measured themselves; none where other arms' servers would run beside them."""
+    arms = prepared.configured.arms
+    if not all(arm.url is not None for arm in arms):
+        return set()
+    return {urlsplit(arm.url or "").port or 80 for arm in arms}
 
 
 def _measured(

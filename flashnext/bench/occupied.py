@@ -53,12 +53,13 @@ def free_of_services(*, stop: bool, measured: Collection[int] = ()) -> Iterator[
             known = _describe(service)
             _say(f"stopping the service on port {service.port} for the run")
             with _signals_put_off():
-                stopped.append(known)  # from here on it is started again, even if its end is not waited for
                 _ask_to_end(known)
+                stopped.append(known)  # from here on it is started again, even if its end is not waited for
             if not _has_ended(known):
+                stopped.remove(known)  # it may never end: nothing to wait for once more
                 raise GpuBusyError(
                     f"the service on port {service.port} did not end within {_STOP_S:g} s",
-                    hint="stop it by hand: `flashnext stop`",
+                    hint="stop it by hand, and start it again after the bench: `flashnext stop`",
                 )
         yield [f"the service on port {s.service.port} was stopped for the run" for s in stopped]
     finally:
@@ -109,7 +110,13 @@ def _unit(folder: Path) -> tuple[str, ...]:
 
 def _ask_to_end(known: Stopped) -> None:
     if known.unit:
-        run(["systemctl", *known.unit[:-1], "--no-block", "stop", known.unit[-1]], timeout_s=30.0)
+        done = run(["systemctl", *known.unit[:-1], "--no-block", "stop", known.unit[-1]], timeout_s=30.0)
+        if not done.ok:
+            raise GpuBusyError(
+                f"systemctl would not stop {known.unit[-1]}",
+                context=[done.err.strip()],
+                hint="stop it by hand before the bench",
+            )
         return
     with suppress(ProcessLookupError):
         os.kill(known.service.supervisor.pid, signal.SIGTERM)

@@ -179,8 +179,10 @@ def _without(limits: Limits, ending: Collection[int]) -> Limits:
     held = 0
     for pid in ending:
         with contextlib.suppress(psutil.Error):
-            held += psutil.Process(pid).memory_info().rss
-    return replace(limits, available_bytes=min(limits.total_bytes, limits.available_bytes + held))
+            memory = psutil.Process(pid).memory_info()
+            held += memory.rss - memory.shared  # pages of mapped files count as available already
+    most = limits.cgroup_bytes or limits.total_bytes
+    return replace(limits, available_bytes=min(most, limits.available_bytes + held))
 
 
 def _rooms(profile: Profile, ending: Collection[int]) -> Iterator[Room]:

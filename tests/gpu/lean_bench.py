@@ -225,7 +225,7 @@ class Bench:
     def memcheck(self) -> None:
         """A tiny ring and tiny slots: a kernel under the sanitizer is some hundred times slower."""
         sanitizer = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "99"]
-        for arm in ("lean=64", "lean=64,slots=8", "lean=64,slots=8,FN_LEAN_LEND=1"):
+        for arm in ("lean=64", "lean=64,slots=8", "lean=64,slots=16,FN_LEAN_LEND=1"):
             self.drive("memcheck", "host", [arm], "300;1x4;100;1x4", prefix=sanitizer)
 
     def times(self) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from programs import FakeBin
 from typer.testing import CliRunner
 
 from flashnext.cli import doctor as doctor_verb
+from flashnext.doctor import facts
 from flashnext.doctor.facts import Facts
 from flashnext.doctor.judge import Finding, judge
 from flashnext.probe import gpu_use, machine
@@ -123,6 +126,26 @@ def test_findings(check: str, level: str, words: str, changes: dict[str, Any]) -
     hits = [f for f in found(check, **changes) if f.level == level]
     assert any(words in f.text for f in hits), found(check, **changes)
     assert all(f.fix for f in hits) or level == "ok"
+
+
+def test_the_plan_counts_what_the_service_on_its_own_port_holds_as_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load("demo")
+    port = loaded.profile.server.port
+
+    def service(port: int, pid: int) -> Any:
+        own = SimpleNamespace(pid=os.getpid(), alive=True)
+        return SimpleNamespace(port=port, supervisor=own, children=[SimpleNamespace(pid=pid)])
+
+    seen: list[set[int]] = []
+    monkeypatch.setattr(facts.services, "every", lambda: [service(port, 41), service(port + 1, 42)])
+    monkeypatch.setattr(facts.fit, "judge", lambda *_, ending: seen.append(ending))
+    monkeypatch.setattr(facts, "inspect_model", lambda *_: None)
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    assert facts.gather(loaded, model, None).own == {41, 42}
+    assert seen == [{41}]
 
 
 def test_virtual_devices_need_no_card() -> None:

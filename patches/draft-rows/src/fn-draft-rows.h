@@ -9,8 +9,9 @@
 #include <cstdlib>
 #include <cstring>
 
-// Up to here a batch may be one of drafts to verify, whose rows are all needed; more are a prompt's.
-static constexpr int32_t FN_DRAFT_ROWS_MIN = 64;
+// Up to here a batch may be one of drafts to verify, whose rows are all needed; more are a prompt's. The largest that upstream
+// makes by default is ngram-mod's of 64 drafts.
+static constexpr int32_t FN_DRAFT_ROWS_MIN = 128;
 
 // Whether so many rows of one batch take the stock path.
 inline bool fn_draft_rows_stock(const int32_t n_rows) {

@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-static constexpr int FN_N_THREADS = 3;  // divides no row count below
+static constexpr int FN_N_THREADS = 7;  // divides no row count below
 
 static int n_failed = 0;
 
