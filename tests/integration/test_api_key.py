@@ -56,7 +56,7 @@ def test_own_probes_carry_the_key_and_nobody_shows_it(home: FakeHome) -> None:
     running.end()
     shown += [running.out, running.err, json.dumps(home.launches("server")), json.dumps(running.state())]
     shown += [f.read_text() for f in (home.root / "state").rglob("*") if f.is_file()]
-    assert len(shown) > 25 and not [text for text in shown if "sesame" in text or "0815" in text]
+    assert len(shown) > 25 and not [text for text in shown if "sesame" in text or "key-0815" in text]
 
 
 def test_a_file_that_others_can_read_is_a_warning(home: FakeHome) -> None:
