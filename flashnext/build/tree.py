@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-import tarfile
+import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -26,6 +26,11 @@ from flashnext.errors import (
     SdistUnsafeError,
     SourceMissingError,
 )
+
+if sys.version_info >= (3, 11, 4):
+    import tarfile
+else:  # the Python of Debian 12 extracts without filters
+    from backports import tarfile  # type: ignore[no-redef]
 
 # Raised when what is left out of a tree changes: trees of another format are not reused.
 FORMAT = 1

@@ -132,7 +132,7 @@ def test_no_space_in_the_middle(upstream: Upstream, monkeypatch: pytest.MonkeyPa
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(tarfile.TarFile, "extract", full)
+    monkeypatch.setattr(tree.tarfile.TarFile, "extract", full)
     with pytest.raises(NoSpaceError):
         upstream.pristine()
     monkeypatch.undo()
