@@ -34,10 +34,10 @@ def read(folder: Path) -> tuple[Samples, list[Figure]]:
     gates = Gates.model_validate(samples.header.gates)
     judged = {g.id: g for g in judge_samples(samples, result)}
     arms = samples.header.facts.get("arms", {})
-    return samples, list(_figures(folder.name, result, gates, judged, called(arms)))
+    return samples, list(_figures(folder.name, result, gates, judged, _called(arms)))
 
 
-def called(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def _called(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """What a reader calls an arm: the candidate is what its profile makes of a prompt."""
     features = arms.get("candidate", {}).get("features", "")
     names = {"lean-prefill": "lean prefill", "phase-prefill": "transaction"}
