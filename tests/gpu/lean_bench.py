@@ -206,7 +206,7 @@ class Bench:
             files = {name: Path(folder) / f"{name}.bin" for name in ("stock", *names)}
             switches = {"stock": "ub=512", **EXACT}
             arms = [f"{switches[name]},slots=48,logits={file}" for name, file in files.items()]
-            steps = "600;1x8;300;1x4;200;40"
+            steps = self.args.steps or "600;1x8;300;1x4;200;40"
             self.drive("exact", "host", arms, steps, "--all-logits", count=self.args.devices)
             stock = files["stock"].read_bytes() if files["stock"].exists() else b""
             for name in names:
@@ -280,7 +280,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="of the part speed: how often there and back")
     parser.add_argument("--once", default="", help="of these, the arms that do not run a second time")
     parser.add_argument("--budget-s", type=float, default=500)
-    parser.add_argument("--steps", help="of the part speed, instead of its own: 8192x3;7001;1x4;clear")
+    parser.add_argument("--steps", help="of speed and exact, instead of their own: 8192x3;7001;1x4;clear")
     parser.add_argument("--batch", type=int, default=CHUNK, help="tokens of the largest step")
     parser.add_argument("--threads", type=int, default=16)
     parser.add_argument(
