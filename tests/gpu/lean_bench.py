@@ -7,11 +7,19 @@
     python tests/gpu/lean_bench.py --bin BIN --model bench.gguf --out lean.jsonl --part times
     python tests/gpu/lean_bench.py --bin BIN --model tiny.gguf --out memcheck.jsonl --part memcheck
 
+    # one device against two: NAME@N is the arm NAME on the first N devices, without @N on all
+    python tests/gpu/lean_bench.py --bin BIN --model bench.gguf --out two.jsonl \\
+        --arms stock-512@1,stock-512@2,lean-8192@1,lean-8192@2 --rounds 2
+
+    # no GPU: virtual GPUs (fn-vgpu --port PORT), experts in plain host memory
+    python tests/gpu/lean_bench.py --bin BIN --model demo.gguf --out dry.jsonl --rpc HOST:PORT,HOST:PORT \\
+        --pinned CPU --threads 1 --slots 8 --ctx 4096 --arms lean-2048@1,lean-2048@2 --steps "1x4;1000"
+
 speed    prompts from an empty context and at depth, short follow-ups and decode: the stock graph at 512 and
          8192, tiled alone, tiled with lean prefill, and all experts in device memory (what the kernels alone
-         take); before them, the speed of plain page-locked uploads
+         take); before them, the speed of plain page-locked uploads to each device and to all at once
 exact    logits of stock and lean at the same micro-batch, also with late uploads into poisoned staging
-         memory, and staged experts compared with host memory
+         memory, and staged experts compared with host memory; --devices N: on the first N
 decode   512 tokens, one at a time, behind a prompt of 8,192: tiled alone, lean prefill, and with lent slots
 timeline one warm chunk, as JSON lines beside the output file (.timeline.jsonl); plot it with
          `flashnext bench timeline`
@@ -19,13 +27,12 @@ times    where a prompt of 8,192 tokens goes by kind of work (FN_PREFILL_TIMES=1
          the switch, in one process; then logits with and without it
 memcheck compute-sanitizer over prompts and decode of the tiny model: no slots, slots, lent slots
 
-Needs nothing but the standard library. `--leave-gib N` holds the rest of the card's memory meanwhile.
+`--leave-gib N` holds the rest of every device's memory meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import subprocess
@@ -33,8 +40,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+REPO = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPO))  # the machine with the GPU has the checkout and no installed package
+
+from flashnext.bench import hold, link  # noqa: E402
 
 GIB = 1 << 30
 CHUNK = 8192
@@ -67,52 +80,6 @@ EXACT = {
 }
 
 
-class Driver:
-    """The few calls of the CUDA driver that are needed: memory that is held, and copies that are timed."""
-
-    def __init__(self) -> None:
-        self.lib = ctypes.CDLL("libcuda.so.1")
-        self.context = ctypes.c_void_p()
-        self.call("cuInit", 0)
-        device = ctypes.c_int()
-        self.call("cuDeviceGet", ctypes.byref(device), 0)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), device)
-        self.call("cuCtxSetCurrent", self.context)
-
-    def call(self, name: str, *args: Any) -> None:
-        code = getattr(self.lib, name)(*args)
-        if code != 0:
-            raise OSError(f"{name} returned {code}")
-
-    def free_bytes(self) -> int:
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
-        return free.value
-
-    def hold(self, leave: int) -> int:
-        """Take all device memory but `leave` bytes until the process ends; what was taken."""
-        size = self.free_bytes() - leave
-        if size > 0:
-            self.call("cuMemAlloc_v2", ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(size))
-        return max(size, 0)
-
-    def upload_gb_per_s(self, size: int = GIB, rounds: int = 8) -> list[float]:
-        """Plain copies from page-locked memory, each timed to its end."""
-        host, device = ctypes.c_void_p(), ctypes.c_uint64()
-        self.call("cuMemHostAlloc", ctypes.byref(host), ctypes.c_size_t(size), 0)
-        ctypes.memset(host, 1, size)
-        self.call("cuMemAlloc_v2", ctypes.byref(device), ctypes.c_size_t(size))
-        rates = []
-        for _ in range(rounds):
-            start = time.perf_counter()
-            self.call("cuMemcpyHtoD_v2", device, host, ctypes.c_size_t(size))
-            self.call("cuCtxSynchronize")
-            rates.append(size / 1e9 / (time.perf_counter() - start))
-        self.call("cuMemFree_v2", device)
-        self.call("cuMemFreeHost", host)
-        return rates
-
-
 class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -125,6 +92,16 @@ class Bench:
         with self.args.out.open("a") as file:
             file.write(line + "\n")
 
+    def uploads(self) -> None:
+        """Plain copies from page-locked memory, to each device alone and to all at once."""
+        found = link.probe()
+        if "failure" in found:
+            self.record("no-driver", {"why": found["failure"]})
+            return
+        alone = [round(device["alone_bytes_per_s"] / 1e9, 2) for device in found["devices"]]
+        together = round(found["together_bytes_per_s"] / 1e9, 2)
+        self.record("upload", {"gb_per_s": alone, "together_gb_per_s": together})
+
     def left_s(self) -> float:
         return float(self.args.budget_s) - (time.monotonic() - self.start)
 
@@ -136,7 +113,9 @@ class Bench:
         steps: str,
         *options: str,
         prefix: Sequence[str] = (),
+        count: int | None = None,
     ) -> list[dict[str, Any]]:
+        """``count``: how many devices; None: all that are seen."""
         where = self.args.pinned if experts == "host" else "device"
         argv = [
             *prefix,
@@ -149,12 +128,14 @@ class Bench:
         ]
         argv += ["--no-mmap", "--threads", str(self.args.threads), "--ctx", str(self.args.ctx)]
         argv += ["--batch", str(self.args.batch), "--steps", steps, *options]
+        words, env = self.devices(count)
+        argv += words
         for arm in arms:
             argv += ["--arm", arm]
         began = time.monotonic()
         try:
             done = subprocess.run(
-                argv, capture_output=True, text=True, timeout=max(self.left_s(), 5), check=False
+                argv, capture_output=True, text=True, timeout=max(self.left_s(), 5), check=False, env=env
             )
         except subprocess.TimeoutExpired:
             self.record("timeout", {"name": name})
@@ -176,6 +157,18 @@ class Bench:
             self.record("failed", {"name": name, "code": done.returncode, "stderr": done.stderr[-2000:]})
         return lines
 
+    def devices(self, count: int | None) -> tuple[list[str], dict[str, str]]:
+        """Options and environment of a process on the first ``count`` devices."""
+        env = dict(os.environ)
+        split = self.args.split.split(",")[:count] if self.args.split else []
+        words = ["--split", ",".join(split)] if len(split) > 1 else []
+        if self.args.rpc:
+            return [*words, "--rpc", ",".join(self.args.rpc.split(",")[:count])], env
+        if count is not None:
+            seen = env.get("CUDA_VISIBLE_DEVICES") or ",".join(str(n) for n in range(count))
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(seen.split(",")[:count])
+        return words, env
+
     def speed(self) -> None:
         """Warm-up, then: 4k and 8k from empty, chunks at depth 32k and 64k, follow-ups, decode."""
         steps = ["1x96", "8192", "clear", "4096", "clear", "8192", "8192x3", "8192"]
@@ -186,7 +179,8 @@ class Bench:
             steps = self.args.steps.split(";")
         names = self.args.arms.split(",") if self.args.arms else list(ARMS)
         once = self.args.once.split(",")
-        self.each([*names, *(name for name in reversed(names) if name not in once)], steps)
+        again = [name for name in reversed(names) if name not in once]
+        self.each([*names, *again] * self.args.rounds, steps)
 
     def decode(self) -> None:
         """The first tokens share the link with what is staged for the next prompt, or wait for a refill."""
@@ -199,9 +193,11 @@ class Bench:
             if self.took.get(name, 20.0) > self.left_s():
                 self.record("skipped", {"name": name, "left_s": round(self.left_s(), 1)})
                 continue
-            experts, arm = ARMS[name]
+            plain, _, count = name.partition("@")
+            experts, arm = ARMS[plain]
             slots = f",slots={self.args.slots}" if experts == "host" else ""
-            self.drive(name, experts, [arm + slots], ";".join(steps))
+            devices = int(count) if count else self.args.devices
+            self.drive(name, experts, [arm + slots], ";".join(steps), count=devices)
 
     def exact(self) -> None:
         """Equal micro-batches; few tokens, since every row of logits is kept."""
@@ -210,7 +206,8 @@ class Bench:
             files = {name: Path(folder) / f"{name}.bin" for name in ("stock", *names)}
             switches = {"stock": "ub=512", **EXACT}
             arms = [f"{switches[name]},slots=48,logits={file}" for name, file in files.items()]
-            self.drive("exact", "host", arms, "600;1x8;300;1x4;200;40", "--all-logits")
+            steps = self.args.steps or "600;1x8;300;1x4;200;40"
+            self.drive("exact", "host", arms, steps, "--all-logits", count=self.args.devices)
             stock = files["stock"].read_bytes() if files["stock"].exists() else b""
             for name in names:
                 lean = files[name].read_bytes() if files[name].exists() else b""
@@ -275,31 +272,33 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended")
     parser.add_argument("--part", choices=PARTS, default="speed")
     parser.add_argument("--arms", help=f"comma separated: {','.join(ARMS)}; exact: {','.join(EXACT)}")
+    parser.add_argument(
+        "--devices", type=int, help="of the parts exact, speed, decode: the first so many; default: all"
+    )
+    parser.add_argument("--split", help="proportions of the devices' layers: 1,1; default: by free memory")
+    parser.add_argument("--rpc", help="endpoints of virtual GPUs instead of CUDA devices")
+    parser.add_argument("--rounds", type=int, default=1, help="of the part speed: how often there and back")
     parser.add_argument("--once", default="", help="of these, the arms that do not run a second time")
     parser.add_argument("--budget-s", type=float, default=500)
-    parser.add_argument("--steps", help="of the part speed, instead of its own: 8192x3;7001;1x4;clear")
+    parser.add_argument("--steps", help="of speed and exact, instead of their own: 8192x3;7001;1x4;clear")
     parser.add_argument("--batch", type=int, default=CHUNK, help="tokens of the largest step")
     parser.add_argument("--threads", type=int, default=16)
     parser.add_argument(
         "--slots", type=int, default=150, help="of the expert cache, in arms with host experts"
     )
     parser.add_argument("--ctx", type=int, default=81920 + 4096)
-    parser.add_argument("--leave-gib", type=float, help="hold the rest of the device's memory")
+    parser.add_argument("--leave-gib", type=float, help="hold the rest of every device's memory")
     parser.add_argument("--pinned", default="CUDA_Host", help="buffer type of page-locked memory")
     bench = Bench(parser.parse_args())
-    try:
-        driver = Driver()
-    except OSError as e:
-        bench.record("no-driver", {"why": str(e)})
+    os.environ["PYTHONPATH"] = str(REPO) + os.pathsep + os.environ.get("PYTHONPATH", "")  # of link and hold
+    with ExitStack() as stack:
+        if not bench.args.rpc:
+            bench.uploads()
         if bench.args.leave_gib is not None:
-            sys.exit("--leave-gib needs the CUDA driver")
-    else:
-        bench.record("upload", {"gb_per_s": [round(rate, 2) for rate in driver.upload_gb_per_s()]})
-        if bench.args.leave_gib is not None:
-            held = driver.hold(int(bench.args.leave_gib * GIB))
-            bench.record("held", {"bytes": held, "free": driver.free_bytes()})
-    os.environ.setdefault("LLAMA_MMAP_PIN_HOST", "1")
-    getattr(bench, bench.args.part)()
+            held = stack.enter_context(hold.vram_limit(int(bench.args.leave_gib * GIB)))
+            bench.record("held", {"devices": held})
+        os.environ.setdefault("LLAMA_MMAP_PIN_HOST", "1")
+        getattr(bench, bench.args.part)()
 
 
 if __name__ == "__main__":

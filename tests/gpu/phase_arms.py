@@ -132,6 +132,7 @@ def command(
     if arm.slots:
         line += ["--moe-expert-cache", str(arm.slots), "--moe-expert-cache-inserts", str(n.inserts)]
     line += ["--spec-draft-model", str(head)] if head else []
+    line += ["--spec-draft-device", device.names[-1]] if head and len(device.names) > 1 else []
     line += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(n.draft), "--spec-draft-ngl", "all"]
     return line
 

@@ -5,7 +5,7 @@
     flashnext model synth tiny --mtp embedded --out TINY
     python tests/gpu/phase_bench.py --bin BIN --model tiny.gguf --out memcheck.jsonl --part memcheck
 
-    # no GPU: one fn-vgpu
+    # no GPU: virtual GPUs (fn-vgpu), with --devices 2 two of them
     python tests/gpu/phase_bench.py --demo --bin BIN --model tiny.gguf --out dry.jsonl --ctx 4096 \\
         --slots 16 --min-tokens 256 --lengths 512,512,1500 --deep 3000 --decode 24 --threads 1
 
@@ -15,7 +15,9 @@ size         the candidate and, apart, micro-batch 2048 beside 150 slots, with t
 arms         control (micro-batch 512, no transaction), candidate (the transaction), large (micro-batch 2048,
              no slots), and the same backwards; a fresh process each: prompts, time to first token, 512 tokens
              of decode, the parts of the transitions, log-probabilities of a first token
-transitions  one candidate process, 100 prompts, free device memory after each
+transitions  one candidate process, 100 prompts, free memory of each device after each, and how many prompts,
+             begins and ends it counted; with --env LLAMA_PHASE_PREFILL_VERIFY=1 the server compares outputs,
+             KV, state and slots around each
 tight        the candidate with ever less memory than it needs: it has to refuse the start, fail a prompt or
              end itself with 75, and never abort (needs the part size in the same run)
 deep         control and candidate at --deep tokens
@@ -68,7 +70,8 @@ class Bench:
         self.both = Arm("both", phase=False, micro_batch=4 * micro, slots=args.slots)
         self.device: Device
         if args.demo:
-            self.device = VirtualDevice(args.bin, args.demo_memory, args.out.with_suffix(".vgpu.log"))
+            log = args.out.with_suffix(".vgpu.log")
+            self.device = VirtualDevice(args.bin, args.devices, args.demo_memory, log)
         else:
             self.device = CudaDevice(args.devices)
 
@@ -139,7 +142,7 @@ class Bench:
 
     def settle(self) -> None:
         """Free memory is what it was before the last process: the driver needs a moment after its end."""
-        last = -1
+        last: list[int] = []
         for _ in range(50):
             now = self.device.free()
             if now == last:
@@ -165,7 +168,8 @@ class Bench:
             if not self.in_process("size", arm, prompt_and_decode):
                 self.record("size-failed", arm=arm.name)
                 return
-            found[arm.name] = free - self.lines[-1]["free_lowest"]
+            lowest = self.lines[-1]["free_lowest"]
+            found[arm.name] = max(was - low for was, low in zip(free, lowest, strict=True))  # of one device
         self.need = found["candidate"]
         gap = found["both"] - found["candidate"]
         margin = min(512 * MIB, gap // 2)
@@ -214,7 +218,10 @@ class Bench:
 
         def ask(server: Server, lowest: Lowest) -> None:
             n_vocab = server.n_vocab()
+            done = 0
             for index in range(self.args.transitions):
+                if self.clock.left() < 15:
+                    break  # what was counted is still told
                 count = max(self.n.min_tokens, 1) + rng.randrange(self.n.prompt_micro_batch)
                 lowest.reset()
                 one = server.complete(words(1000 + index, count, n_vocab), 8)
@@ -224,7 +231,10 @@ class Bench:
                     free_after=self.device.free(), free_lowest=lowest.read(), rss_bytes=server.rss_bytes(),
                     begin=parts.get("begin"), end=parts.get("end"),
                 )  # fmt: skip
-            self.record("transitions-metrics", values=server.metrics())
+                done += 1
+            values = server.metrics()
+            counted = {name: values.get(f"fn_phase_{name}_total") for name in ("begins", "ends")}
+            self.record("transitions-metrics", prompts=done, **counted, values=values)
 
         with self.device.limited(self.limit) as held:
             self.record("held", held=held, left_bytes=self.device.free())
@@ -304,12 +314,14 @@ def parse() -> argparse.Namespace:
         "--part", action="append", choices=[*PARTS, "memcheck"], help="default: all but memcheck"
     )
     parser.add_argument("--budget", type=float, default=540, help="seconds in all")
-    parser.add_argument("--limit", type=int, help="bytes to leave free; default: what the part size finds")
+    parser.add_argument(
+        "--limit", type=int, help="bytes to leave free on each device; default: what the part size finds"
+    )
     parser.add_argument("--ctx", type=int, default=81920)
     parser.add_argument("--batch", type=int, help="default 4096")
     parser.add_argument("--slots", type=int, default=150)
     parser.add_argument(
-        "--devices", type=int, default=1, help="CUDA devices, each with an equal part of the layers"
+        "--devices", type=int, default=1, help="so many, each with an equal part of the layers"
     )
     parser.add_argument("--min-tokens", type=int, default=2048)
     parser.add_argument(
@@ -330,7 +342,7 @@ def parse() -> argparse.Namespace:
         "--env", action="append", default=[], help="NAME=VALUE for every arm, e.g. FN_TILED_QSA=0"
     )
     parser.add_argument("--sanitizer", default="compute-sanitizer")
-    parser.add_argument("--demo", action="store_true", help="one virtual GPU instead of CUDA")
+    parser.add_argument("--demo", action="store_true", help="virtual GPUs instead of CUDA")
     parser.add_argument("--demo-micro-batch", type=int, default=64)
     parser.add_argument("--demo-memory", type=int, default=2 << 30)
     args = parser.parse_args()

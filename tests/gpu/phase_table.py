@@ -117,9 +117,13 @@ def _transitions(lines: list[dict[str, Any]]) -> list[str]:
             out.append(f"{event} x {len(group)}: {parts}, bytes {group[-1]['bytes']}")
     many = [line for line in lines if line["what"] == "transition"]
     if many:
-        free = [line["free_after"] for line in many]
-        out.append(
-            f"{len(many)} transitions: free after the first {free[0]}, fifth {free[min(4, len(free) - 1)]}, "
-            f"last {free[-1]}, lowest {min(free)}, highest {max(free)}; values {len(set(free))}"
-        )
+        for device, free in enumerate(zip(*(line["free_after"] for line in many), strict=True)):
+            out.append(
+                f"{len(many)} transitions, device {device}: free after the first {free[0]}, "
+                f"fifth {free[min(4, len(free) - 1)]}, last {free[-1]}, lowest {min(free)}, "
+                f"highest {max(free)}; values {len(set(free))}"
+            )
+    for line in lines:
+        if line["what"] == "transitions-metrics":
+            out.append(f"prompts {line['prompts']}, begins {line['begins']}, ends {line['ends']}")
     return out

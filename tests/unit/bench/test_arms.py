@@ -9,6 +9,7 @@ from flashnext import builds
 from flashnext.bench import checks
 from flashnext.bench.arms import Arm, from_commands, from_profile, kill_switches, timed
 from flashnext.errors import ArmUnknownError
+from flashnext.model.memory import layer_devices
 from flashnext.profile.load import load
 
 
@@ -56,6 +57,18 @@ def test_lean_prefill_and_the_transaction_are_arms_of_one_run(tmp_path: Path) ->
     assert transaction.lean_prefill is None
     assert transaction.phase_prefill is not None and transaction.phase_prefill.mode == "transaction"
     assert [a.min_tokens for a in made.arms] == [None, None, 2048]
+
+
+def test_the_bench_model_on_two_cards_differs_in_devices_alone(tmp_path: Path) -> None:
+    one, two = (load(name).profile.model_dump() for name in ("bench-1gpu-lean", "bench-2gpu-lean"))
+    assert {key for key in one if one[key] != two[key]} == {"name", "summary", "devices", "mtp"}
+    assert {key for key in one["mtp"] if one["mtp"][key] != two["mtp"][key]} == {"device"}
+    made = from_profile("bench-2gpu-lean", ["control", "candidate", "transaction"], tmp_path)
+    made.write()
+    for arm in made.arms:
+        devices = load(str(arm.profile)).profile.devices
+        assert (devices.count, devices.split) == (2, (11, 15))
+        assert layer_devices(12, devices.split or ()) == [0] * 6 + [1] * 7, "the last one is the output"
 
 
 def test_what_an_arm_must_look_like_from_outside(tmp_path: Path) -> None:
