@@ -47,6 +47,7 @@ SWITCHES = {
     "FN_TILED_QSA": "0",
     "FN_GET_ROWS": "0",
     "FN_DRAFT_ROWS": "0",
+    "FN_INLINE_CHECKPOINTS": "0",
 }
 OFF = Arm("off", "CPU", "none", SWITCHES)
 PINNED = Arm("pinned", "CUDA_Host", "none")
