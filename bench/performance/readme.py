@@ -26,7 +26,7 @@ RESULTS = ROOT / "bench" / "results"
 README = ROOT / "README.md"
 BEGIN = "<!-- performance:begin: written by `python bench/performance/readme.py --write` -->"
 END = "<!-- performance:end -->"
-NOT_OURS = "There is no figure of ours from an RTX 3090 or from two GPUs."
+NOT_OURS = "No figure here is from an RTX 3090 or from two GPUs."
 HEADS = ("what", "ours", "against", "ratio", "goal")
 
 
@@ -55,9 +55,11 @@ def _set(about_file: Path) -> Iterator[str]:
         figures += found
         header = samples.header
         words = " ".join(header.command)
+        sittings = len(set(samples.sitting.values()))
         sources.append(
             f"- [{path.parent.name}]({_link(path.parent)}), {header.created[:10]}: `{words}`; "
             f"{len(samples.processes)} of {len(header.plan['sessions'])} planned processes"
+            + (f" in {sittings} sittings" if sittings > 1 else "")
             + "".join(f"; {note}" for name, note in notes.items() if name == path.parent.name)
         )
     yield (
@@ -70,7 +72,7 @@ def _set(about_file: Path) -> Iterator[str]:
     yield "</details>"
     yield from _plots(_runs(folder, about))
     yield "\n".join(_misses(figures, about.get("reasons") or {}))
-    yield "\n".join(["Sources, each one sitting:", "", *sources])
+    yield "\n".join(["Sources, each one sitting where no other number is said:", "", *sources])
 
 
 def _figures(file: Path, entry: dict[str, Any]) -> Iterator[Figure]:

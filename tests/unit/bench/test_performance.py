@@ -177,6 +177,17 @@ def test_a_run_of_the_bench_appears_by_its_cells_and_gates(tmp_path: Path) -> No
     assert text[text.index("Missed:") :].count("decode behind 1,024 tokens") == 1
 
 
+def test_a_run_of_two_sittings_says_so(tmp_path: Path) -> None:
+    root = bench_run(results(tmp_path, []), [DECODE | {"at_least": 0.97}], effect=1.0)
+    samples = root / "box/main/samples.jsonl"
+    assert "sittings" not in readme.section(root)
+    lines = samples.read_text().splitlines()
+    again = json.dumps({**json.loads(lines[0]), "sitting": "another boot"})
+    second = next(n for n, line in enumerate(lines) if json.loads(line).get("index") == 4)  # a half block
+    samples.write_text("\n".join([*lines[:second], again, *lines[second:]]) + "\n")
+    assert "12 of 12 planned processes in 2 sittings" in readme.section(root)
+
+
 def test_a_third_arm_is_held_against_its_own_gates_and_the_candidate_has_its_features_name(
     tmp_path: Path,
 ) -> None:
