@@ -128,7 +128,7 @@ class PhaseServer(Program):
 
     def checkpoints(self) -> list[tuple[str, ...]]:
         """Position and size of every context checkpoint that was made, in order."""
-        found = re.findall(r"created context checkpoint \d+ of \d+ \((.*?), size", self.text)
+        found = re.findall(r"created context checkpoint \d+ of \d+ \((.*)\)", self.text)
         return [tuple(one.split(", ")) for one in found]
 
     def begins_and_ends(self) -> tuple[int, int]:

@@ -53,6 +53,19 @@ def test_the_same_checkpoints_and_fewer_pieces(
     assert decodes(inline) < pieces
 
 
+def test_where_a_prompt_was_cut_is_no_place_of_the_next_one(phase_server: Start) -> None:
+    """With one state to keep the first prompt ends a batch at 4,096, where the second one's is full."""
+    rng = random.Random(7)
+    prompts = [words(rng, 4100), words(rng, 4300)]
+    seen = []
+    for switches in (OFF, {}):
+        server = phase_server("--spec-draft-n-max", "1", switches=switches)
+        for prompt in prompts:
+            server.ask(prompt, 4)
+        seen.append(server.checkpoints())
+    assert seen[1] == seen[0] != []
+
+
 @pytest.mark.parametrize("micro_batch", ["512", "2048"])
 def test_text_is_that_without_checkpoints(phase_server: Start, micro_batch: str) -> None:
     """The micro-batches are the same, so all is: also what the drafter saw."""

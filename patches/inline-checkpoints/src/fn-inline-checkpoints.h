@@ -20,7 +20,7 @@ LLAMA_API bool fn_inline_checkpoints_want(struct llama_context * ctx, llama_seq_
 // Whether a decode has kept the i-th of them.
 LLAMA_API bool fn_inline_checkpoints_kept(struct llama_context * ctx, size_t i);
 
-// Makes the i-th kept state the sequence's, for llama_state_seq_get_data_ext(); 1 follows 0, and no decode may come between.
+// Makes the i-th kept state the sequence's, for llama_state_seq_get_data_ext(), until a call with false. No decode in between.
 LLAMA_API void fn_inline_checkpoints_show(struct llama_context * ctx, size_t i, bool on);
 
 #ifdef __cplusplus

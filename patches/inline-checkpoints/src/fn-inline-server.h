@@ -4,6 +4,7 @@
 #include "speculative.h"
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 // The checkpoints of one slot's prompt that lie inside the batch being filled.
@@ -18,6 +19,7 @@ public:
 
     // a batch begins
     void clear() {
+        n_start = std::exchange(n_cut, -1);
         if (!points.empty()) {
             points.clear();
             want();
@@ -41,7 +43,7 @@ public:
     // Whether a batch that starts behind n_tokens of the prompt, which was computed from n_first on, may have its checkpoint made
     // before it is computed: the prompt starts there or was cut there. What a full batch ended at is no place of the stock server's.
     bool starts(int64_t n_tokens, int64_t n_first, bool near_end) const {
-        return n_max == 0 || ((n_tokens == n_first || n_tokens == n_cut) && (points.empty() || near_end));
+        return n_max == 0 || ((n_tokens == n_first || n_tokens == n_start) && (points.empty() || near_end));
     }
 
     // tokens of the prompt at the first of them; without any n_tokens, which is where the batch ends
@@ -86,6 +88,7 @@ private:
 
     llama_context *    ctx   = nullptr;
     int32_t            n_max = 0;
-    int64_t            n_cut = -1; // tokens of the prompt where add() last said no
+    int64_t            n_cut   = -1; // tokens of the prompt where add() ended this batch
+    int64_t            n_start = -1; // and the one before
     std::vector<point> points; // ascending
 };
