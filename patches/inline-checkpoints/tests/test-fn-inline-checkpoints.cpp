@@ -157,8 +157,15 @@ static float shape_bound(const history & h, int n) {
     for (uint32_t n_ubatch : { 16, 64, 256 }) {
         const history other = { h.model, n_ubatch, h.n_tokens };
         states.push_back(state(other.read(0, n).get()));
+        states.push_back(state(other.read(std::max(0, n - 4), n).get())); // a GPU has other kernels for a few tokens
     }
-    return std::max({ distance(states[0], states[1]), distance(states[0], states[2]), distance(states[1], states[2]) });
+    float res = 0.0f;
+    for (size_t i = 0; i < states.size(); ++i) {
+        for (size_t j = 0; j < i; ++j) {
+            res = std::max(res, distance(states[i], states[j]));
+        }
+    }
+    return res;
 }
 
 // Two calls: `before` tokens, then the rest with these states kept.
@@ -185,12 +192,14 @@ static void check_kept(const history & h, int before, const std::vector<llama_po
         CHECK(state(ctx) != kept.back());
 
         auto shorter = h.read(before, wanted[i]);
-        const float diff = distance(kept.back(), state(shorter.get()));
-        CHECK(exact ? kept.back() == state(shorter.get()) : diff <= shape_bound(h, wanted[i]));
         if (!exact) {
-            printf("kept: before %d, largest difference %g\n", wanted[i], diff);
+            const float diff  = distance(kept.back(), state(shorter.get()));
+            const float bound = shape_bound(h, wanted[i]);
+            printf("kept: before %d, largest difference %g, bound %g\n", wanted[i], diff, bound);
+            CHECK(diff <= bound);
             continue;
         }
+        CHECK(kept.back() == state(shorter.get()));
 
         // one that has read more, and one from which the rest is taken with the state, go on alike
         const auto expected = h.decode(shorter.get(), wanted[i], wanted[i] + 5);
