@@ -304,14 +304,21 @@ uint64_t fn_lean_stage::refill(int32_t layer, const std::vector<int32_t> & exper
     for (int i = 0; i < 3; ++i) {
         const ggml_tensor * src = l.src[i];
         ggml_tensor dst = *l.slots[i];
-        for (int64_t slot = 0; slot < dst.ne[2]; ++slot) {
-            const int32_t expert = slot < (int64_t) expert_in.size() ? expert_in[slot] : -1;
-            if (expert >= 0) {
-                upload(&dst, (const uint8_t *) src->data + expert*src->nb[2], slot*dst.nb[2], dst.nb[2]);
+        const auto expert_of = [&](int64_t slot) { return slot < (int64_t) expert_in.size() ? expert_in[slot] : -1; };
+        for (int64_t slot = 0; slot < dst.ne[2]; ) {
+            const int64_t first = slot;
+            if (expert_of(slot) >= 0) {
+                upload(&dst, (const uint8_t *) src->data + expert_of(slot)*src->nb[2], slot*dst.nb[2], dst.nb[2]);
                 result += dst.nb[2];
-            } else {
-                zero(&dst, slot*dst.nb[2], dst.nb[2]); // a masked lane may read it
+                ++slot;
+                continue;
             }
+            while (slot < dst.ne[2] && expert_of(slot) < 0) {
+                ++slot;
+            }
+            // A masked lane may read it. By the device: most slots are empty in a process's first minutes.
+            ggml_tensor empty = fn_bytes_of(&dst, first*dst.nb[2], (slot - first)*dst.nb[2]);
+            ggml_backend_tensor_memset(&empty, 0, 0, ggml_nbytes(&empty));
         }
         const size_t pad = ggml_backend_buft_get_alloc_size(ggml_backend_buffer_get_type(dst.buffer), &dst) - ggml_nbytes(&dst);
         if (pad) {
