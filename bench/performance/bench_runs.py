@@ -134,7 +134,8 @@ def _others(
         if isinstance(gate, TransitionGate):
             for row in (r for r in result.transitions if r.arm == gate.candidate):
                 parts = ", ".join(f"{part} {ms:.0f}" for part, ms in row.parts_ms.items() if ms >= 1)
-                ours = f"{row.median_ms:.0f} ms (median of {row.transitions})"
+                of = f"{row.processes} processes, {row.transitions} transitions"
+                ours = f"{row.median_ms:.0f} ms (median of {of})"
                 count = f"n {row.processes} of {gate.min_processes}"
                 goal, reached = _judged(f"{gate.at_most_ms:g} ms or less", found, count)
                 what = f"one transition ({name})"

@@ -7,7 +7,7 @@
     python tests/gpu/lean_bench.py --bin BIN --model bench.gguf --out lean.jsonl --part times
     python tests/gpu/lean_bench.py --bin BIN --model tiny.gguf --out memcheck.jsonl --part memcheck
 
-    # one device against two: NAME@N is the arm NAME on the first N devices, without @N on all
+    # one device against two: NAME@N is the arm NAME on the first N devices, without @N as --devices says
     python tests/gpu/lean_bench.py --bin BIN --model bench.gguf --out two.jsonl \\
         --arms stock-512@1,stock-512@2,lean-8192@1,lean-8192@2 --rounds 2
 

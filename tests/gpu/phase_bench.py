@@ -321,7 +321,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, help="default 4096")
     parser.add_argument("--slots", type=int, default=150)
     parser.add_argument(
-        "--devices", type=int, default=1, help="so many, each with an equal part of the layers"
+        "--devices", type=int, default=1, help="so many, with equal parts; the output counts as a layer"
     )
     parser.add_argument("--min-tokens", type=int, default=2048)
     parser.add_argument(
