@@ -41,7 +41,7 @@ def test_the_same_checkpoints_and_fewer_pieces(
     """Where a batch is full is no reason for one."""
     rng = random.Random(6)
     long = words(rng, 6000)
-    prompts = [(s.prompt, s.n_predict) for s in script(2, 14, 3000, 8192) if s.comparable]
+    prompts = [(s.prompt, s.n_predict) for s in script(2, 6, 2000, 8192) if s.comparable]
     prompts += [(long, 4), ((*long[:5900], *words(rng, 250)), 4), ((*long[:3000], *words(rng, 2600)), 4)]
     cut = phase_server(*options, numbers=numbers, switches=OFF)
     before = [cut.ask(*prompt) for prompt in prompts]
@@ -70,7 +70,7 @@ def test_where_a_prompt_was_cut_is_no_place_of_the_next_one(phase_server: Start)
 def test_text_is_that_without_checkpoints(phase_server: Start, micro_batch: str) -> None:
     """The micro-batches are the same, so all is: also what the drafter saw."""
     rng = random.Random(4)
-    prompts = [words(rng, n) for n in (5, 300, 516, 517, 1500, 4096, 4100, 6000)]
+    prompts = [words(rng, n) for n in (5, 300, 516, 517, 1500, 4100, 6000)]
     numbers = {"-ub": micro_batch, "-c": "8192"}
     without = phase_server("--ctx-checkpoints", "0", numbers=numbers)
     expected = [without.ask(p, 12) for p in prompts]
